@@ -1,0 +1,198 @@
+"""The only types that cross the border between the daemon and an engine worker.
+
+Encoded with msgspec's MessagePack over ZeroMQ (ipc). The daemon sends `Command`s, the worker sends `Event`s; the
+worker sends at most one `StepReport` an engine step. Every submitted request gets exactly one `TokenDelta` whose
+`finish` is set. This module imports neither torch nor anything else of Bayard.
+
+Units: token counts are tokens, `_bytes` are bytes, `_s` seconds on the monotonic clock of the sender.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end-of-sequence or stop token
+    LENGTH = "length"  # max_tokens or the context is full
+    ABORT = "abort"  # the client went away or an operator cancelled
+    ERROR = "error"  # see ErrorInfo
+
+
+class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How one request's tokens are chosen. temperature 0 is greedy; the other filters then have no effect."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0  # 0 = off
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0)] = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    seed: int | None = None  # None: drawn by the worker
+    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included
+    ignore_eos: bool = False  # True: stop_token_ids are not looked at
+    min_tokens: Annotated[int, Meta(ge=0)] = 0  # stop tokens are masked until then
+    top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen token alone
+    logit_bias: dict[int, float] | None = None
+
+
+# ---------------------------------------------------------------- daemon -> worker
+
+
+class Submit(Struct, frozen=True, tag=True):
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0  # lower runs first
+    cache_salt: str = ""  # prefix cache entries are shared only within one salt (tenant isolation)
+
+
+class Abort(Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Knobs(Struct, frozen=True, forbid_unknown_fields=True):
+    """What may change inside a running worker without interrupting a stream."""
+
+    max_running: Annotated[int, Meta(ge=1)] = 64  # sequences in a step
+    token_budget: Annotated[int, Meta(ge=1)] = 512  # tokens of all kinds in a step
+    prefill_chunk: Annotated[int, Meta(ge=1)] = 256  # prompt tokens of one request in a step
+    prefix_cache: bool = True
+
+
+class SetKnobs(Struct, frozen=True, tag=True):
+    knobs: Knobs
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """End the process. Requests still there get ABORT first."""
+
+
+Command = Submit | Abort | SetKnobs | Stop
+
+# ---------------------------------------------------------------- worker -> daemon
+
+
+class ErrorInfo(Struct, frozen=True):
+    code: str
+    message: str
+    hint: str = ""
+
+
+class TokenLogprob(Struct, frozen=True):
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []  # (token id, logprob), best first
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    output_tokens: int = 0
+    preemptions: int = 0
+    device_s: float = 0.0  # this request's share of step time
+
+
+class TokenDelta(Struct, frozen=True, omit_defaults=True):
+    """New tokens of one request. finish is set exactly once, on the last one."""
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    error: ErrorInfo | None = None
+    usage: Usage | None = None  # with finish
+
+
+class WorkerStats(Struct, frozen=True):
+    """The state of the step loop; sent with each step and as a heartbeat when idle."""
+
+    step: int = 0  # advances with each engine step
+    beat: int = 0  # advances each turn of the loop, idle turns too
+    running: int = 0
+    waiting: int = 0
+    kv_pages_total: int = 0
+    kv_pages_active: int = 0  # held by live requests
+    kv_pages_cached: int = 0  # reusable prefix cache content
+    page_tokens: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    output_tokens_total: int = 0
+    preemptions_total: int = 0
+    aborts_total: int = 0
+    last_step_s: float = 0.0
+    rss_bytes: int = 0
+    device_bytes: int = 0
+    knobs: Knobs = Knobs()
+
+
+class LoadProgress(Struct, frozen=True, tag=True):
+    stage: str  # "reading", "packing", "warming"
+    done_bytes: int
+    total_bytes: int
+
+
+class WorkerReady(Struct, frozen=True, tag=True):
+    protocol: int
+    pid: int
+    model: str
+    device: str
+    max_context_tokens: int
+    kv_pages_total: int
+    page_tokens: int
+    load_s: float
+    kernels: dict[str, str] = {}  # op -> chosen implementation and why
+    notes: list[str] = []  # fall-backs taken, one sentence each
+
+
+class StepReport(Struct, frozen=True, tag=True):
+    deltas: list[TokenDelta]
+    stats: WorkerStats
+
+
+class Heartbeat(Struct, frozen=True, tag=True):
+    stats: WorkerStats
+
+
+class WorkerFailed(Struct, frozen=True, tag=True):
+    """The worker is about to exit with a status other than 0."""
+
+    error: ErrorInfo
+
+
+Event = LoadProgress | WorkerReady | StepReport | Heartbeat | WorkerFailed
+
+# ---------------------------------------------------------------- start-up
+
+
+class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a worker needs to start; written as JSON and given as a file's path (python -m engine.worker FILE)."""
+
+    worker_id: str
+    model_name: str
+    model_path: str  # a GGUF file or a Hugging Face folder
+    endpoint: str  # ipc://..., bound by the daemon
+    device: str = "cpu"  # "cpu", "cuda:0", ...
+    dtype: str = "auto"  # activations: "auto", "float32", "bfloat16", "float16"
+    kv_dtype: str = "auto"
+    kv_bytes: int = 0  # 0: sized for kv_tokens
+    kv_tokens: int = 0  # 0: enough for knobs.max_running sequences of max_context_tokens, bounded by memory
+    page_tokens: int = 16
+    max_context_tokens: int = 0  # 0: what the model was made for
+    threads: int = 0  # CPU threads; 0: every core the process may use
+    knobs: Knobs = Knobs()
+    heartbeat_s: float = 0.5
+
+
+command_encoder = msgspec.msgpack.Encoder()
+command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+event_encoder = msgspec.msgpack.Encoder()
+event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

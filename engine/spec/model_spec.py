@@ -1,0 +1,129 @@
+"""ModelSpec: what a checkpoint is. Planning, page layout, loading and running all read this one description.
+
+Read from config.json or a GGUF header without torch and without touching tensor data. Imports only the standard
+library. Sizes are elements unless the name says bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+
+class CheckpointFormat(StrEnum):
+    GGUF = "gguf"
+    HF = "hf"
+
+
+class AttentionKind(StrEnum):
+    FULL = "full"
+    SLIDING = "sliding"
+    LATENT = "latent"
+    LINEAR = "linear"
+
+
+class MlpKind(StrEnum):
+    DENSE = "dense"
+    EXPERTS = "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding. scaling holds the family's own parameters (kind "llama3", "linear", "yarn", ...)."""
+
+    theta: float
+    rotary_dim: int  # leading dimensions of a head that rotate
+    scaling_kind: str = "none"
+    scaling: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    kind: AttentionKind
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # multiplies q.k
+    rope: RopeSpec | None
+    window_tokens: int | None = None  # SLIDING only
+    softcap: float | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    latent_dim: int | None = None  # LATENT: compressed width that is cached
+    rope_head_dim: int | None = None  # LATENT: the shared rotary part that is cached beside it
+
+    def kv_elements_per_token(self) -> int:
+        """Cached elements of one token in one layer, K and V together."""
+        if self.kind is AttentionKind.LATENT:
+            return (self.latent_dim or 0) + (self.rope_head_dim or 0)
+        if self.kind is AttentionKind.LINEAR:
+            return 0
+        return 2 * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    kind: MlpKind
+    intermediate_size: int  # of one expert for EXPERTS
+    activation: str = "silu"  # of the gate
+    num_experts: int = 0
+    experts_per_token: int = 0
+    shared_intermediate_size: int = 0  # always-on experts, summed
+    normalise_router: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    index: int
+    attention: AttentionSpec
+    mlp: MlpSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One stored tensor. shape is the torch order: [out_features, in_features] for a matrix."""
+
+    name: str  # as stored in the file
+    dtype: str  # "F32", "BF16", "Q4_K", ... (GGUF names; safetensors names for HF)
+    shape: tuple[int, ...]
+    file: str
+    offset_bytes: int  # from the start of the file
+    size_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    name: str
+    architecture: str  # the family's key in engine.models, e.g. "llama"
+    format: CheckpointFormat
+    path: str
+    files: tuple[str, ...]
+    hidden_size: int
+    vocab_size: int
+    max_context_tokens: int
+    norm_eps: float
+    tie_embeddings: bool
+    layers: tuple[LayerSpec, ...]
+    tensors: tuple[TensorInfo, ...]
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    source_dtype: str = "F32"  # what most weight bytes are stored as
+    extra: tuple[tuple[str, float], ...] = field(default=())  # family scalars, e.g. logit scaling
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(t.size_bytes for t in self.tensors)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(t.num_elements for t in self.tensors)
+
+    def kv_bytes_per_token(self, bytes_per_element: int) -> int:
+        """Cached bytes of one token over all layers, were every layer to keep every token."""
+        return bytes_per_element * sum(layer.attention.kv_elements_per_token() for layer in self.layers)
