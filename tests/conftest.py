@@ -1,0 +1,21 @@
+"""Fixtures every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm_path() -> Path:
+    """The small real model: $BAYARD_TEST_GGUF, else what `make test` fetched into .cache/models."""
+    named = os.environ.get("BAYARD_TEST_GGUF")
+    path = Path(named) if named else ROOT / ".cache" / "models" / SMOLLM_FILE
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not there: run `make model`, or set BAYARD_TEST_GGUF")
+    return path
