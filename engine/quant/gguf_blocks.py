@@ -1,0 +1,141 @@
+"""Plain torch dequantisers of the GGUF block types Bayard computes with, and the truth that kernels are tested against.
+
+Each takes blocks [B, block_bytes] uint8 and gives [B, block_elements] float32, in the order of operations that makes the
+result equal bit for bit to other readers of the format. Source: the ggml block layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedFormat
+from engine.ggml_types import TYPE_BY_NAME
+
+Dequantiser = Callable[[Tensor], Tensor]
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The fp16 scalar at a byte of each block -> [B, 1] float32."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).to(torch.float32)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[B, n] bytes -> [B, 2n]: all low nibbles, then all high ones."""
+    return torch.cat((packed & 15, packed >> 4), dim=1)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """[B, 4] bytes, a little-endian word of 32 bits -> [B, 32] with 16 where the bit is set."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & 1).reshape(packed.shape[0], 32) << 4
+
+
+def _f32(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.float32)
+
+
+def _f16(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.float16).to(torch.float32)
+
+
+def _bf16(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.bfloat16).to(torch.float32)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).to(torch.float32) - 8.0)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).to(torch.float32) + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    quants = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return _half(blocks, 0) * (quants.to(torch.float32) - 16.0)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    quants = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return _half(blocks, 0) * quants.to(torch.float32) + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32)
+
+
+def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """The 12 bytes of eight 6-bit scales and eight 6-bit minima -> two [B, 8, 1] float32."""
+    first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = torch.cat((first & 63, (rest & 15) | ((first >> 6) << 4)), dim=1)
+    minima = torch.cat((second & 63, (rest >> 4) | ((second >> 6) << 4)), dim=1)
+    return scales.to(torch.float32).unsqueeze(-1), minima.to(torch.float32).unsqueeze(-1)
+
+
+def _k_affine(blocks: Tensor, quants: Tensor) -> Tensor:
+    """Eight sub-blocks of 32: d * scale * q - dmin * minimum. quants [B, 8, 32]."""
+    scales, minima = _k_scales(blocks[:, 4:16])
+    scale = _half(blocks, 0).unsqueeze(-1) * scales
+    offset = _half(blocks, 2).unsqueeze(-1) * minima
+    return (scale * quants.to(torch.float32) - offset).reshape(blocks.shape[0], 256)
+
+
+def _k_nibbles(packed: Tensor) -> Tensor:
+    """[B, 128] bytes -> [B, 8, 32]: each run of 32 bytes holds two sub-blocks, low nibbles first."""
+    runs = packed.reshape(-1, 4, 1, 32)
+    return torch.cat((runs & 15, runs >> 4), dim=2).reshape(-1, 8, 32)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    return _k_affine(blocks, _k_nibbles(blocks[:, 16:144]))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).reshape(1, 8, 1)
+    high = ((blocks[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4
+    return _k_affine(blocks, _k_nibbles(blocks[:, 48:176]) | high)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = blocks[:, :128].reshape(-1, 2, 1, 64)
+    low = torch.cat((low & 15, low >> 4), dim=2).reshape(-1, 2, 4, 32)  # quarter q of a half: 32 elements
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device).reshape(1, 1, 4, 1)
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
+    quants = (low | (high << 4)).to(torch.float32).reshape(-1, 16, 16) - 32.0
+    scales = blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32).unsqueeze(-1)
+    return ((_half(blocks, 208).unsqueeze(-1) * scales) * quants).reshape(blocks.shape[0], 256)
+
+
+DEQUANTISERS: dict[str, Dequantiser] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
+    """Stored rows to numbers.
+
+    Shapes: rows [N, row_bytes] uint8 -> [N, K] float32
+    Raises: UnsupportedFormat when there is no dequantiser for kind
+    """
+    dequantiser = DEQUANTISERS.get(kind)
+    if dequantiser is None:
+        raise UnsupportedFormat(
+            f"weights of type {kind} cannot be computed with; supported: {', '.join(DEQUANTISERS)}.",
+            "Import a checkpoint of a supported type, for example Q4_K or Q8_0.",
+        )
+    block_bytes = TYPE_BY_NAME[kind].block_bytes
+    count = rows.shape[0]
+    return dequantiser(rows.reshape(-1, block_bytes)).reshape(count, -1)
