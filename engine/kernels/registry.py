@@ -1,12 +1,14 @@
 """The registry: an op's implementations, what each requires, and which one a query gets.
 
-A backend is a module named in BACKENDS with a function `implementations() -> Iterable[Implementation]`. It must import
-anywhere: what it lacks (a library not built, a package not installed) is a reason its `requires` gives, never an ImportError.
-The first implementation by priority whose `requires` gives None is chosen; `reference` has priority 0 and takes everything.
+A backend is a module named in BACKENDS with a function `implementations() -> Iterable[Implementation]`. It must
+import anywhere: what it lacks (a library not built, a package not installed) is a reason its `requires` gives, never an
+ImportError. The best by priority whose `requires` gives None is chosen; `reference` has priority 0 and takes all.
 
-    op               run(...)                                                                   pack(weight)
-    linear           (x [M, K], packed, bias | None) -> [M, N] in x's dtype                      QuantTensor | Tensor [N, K]
-    embedding        (token_ids [T], packed, dtype) -> [T, K]                                    QuantTensor | Tensor [V, K]
+    op               run(...)
+    linear           (x [M, K], packed, bias | None) -> [M, N] in x's dtype
+                     pack(QuantTensor | Tensor [N, K]) -> packed
+    embedding        (token_ids [T], packed, dtype) -> [T, K]
+                     pack(QuantTensor | Tensor [V, K]) -> packed
     rms_norm         (x [..., K], weight [K], eps) -> like x
     add_rms_norm     (x [T, K], residual [T, K], weight [K], eps) -> (normed, new residual)
     rope             (q [T, H, D], k [T, G, D], positions [T], cos_sin [P, R]) -> None           mutates q and k

@@ -1,1 +1,1 @@
-"""Quantised weights: how their bytes are read and turned into numbers. Imports nothing of the engine but errors and type sizes."""
+"""Quantised weights: their bytes and how to read them. Imports nothing of the engine but errors and type sizes."""

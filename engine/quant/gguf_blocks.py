@@ -1,7 +1,7 @@
 """Plain torch dequantisers of the GGUF block types Bayard computes with, and the truth that kernels are tested against.
 
-Each takes blocks [B, block_bytes] uint8 and gives [B, block_elements] float32, in the order of operations that makes the
-result equal bit for bit to other readers of the format. Source: the ggml block layouts.
+Each takes blocks [B, block_bytes] uint8 and gives [B, block_elements] float32, in the order of operations that makes
+the result equal bit for bit to other readers of the format. Source: the ggml block layouts.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class QuantTensor:
     def __post_init__(self) -> None:
         stored = TYPE_BY_NAME[self.kind]
         rows, columns = self.shape
-        assert self.data.dtype is torch.uint8 and columns % stored.block_elements == 0, (self.kind, self.shape)
+        assert self.data.dtype is torch.uint8, self.data.dtype
+        assert columns % stored.block_elements == 0, (self.kind, self.shape)
         assert tuple(self.data.shape) == (rows, stored.row_bytes(columns)), (self.kind, self.shape, self.data.shape)
 
     @property
@@ -33,7 +34,7 @@ class QuantTensor:
         return self.data.numel()
 
     def dequantize(self, rows: slice | None = None) -> Tensor:
-        """The numbers of some rows -> [n, K] float32 on the data's device. None: all of them; keep that to small ones."""
+        """The numbers of some rows -> [n, K] float32 on the data's device. None: all; only for small ones."""
         return dequantise_rows(self.kind, self.data if rows is None else self.data[rows])
 
     def dequantize_at(self, rows: Tensor) -> Tensor:
