@@ -1,0 +1,142 @@
+"""Settings: defaults, one TOML file, BAYARD_* environment, flags; the later wins and every value knows its source."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+
+UNIX_PATH_MAX_BYTES = 107  # sun_path of a Linux unix socket, less its closing zero
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Source(StrEnum):
+    DEFAULT = "default"
+    FILE = "file"
+    ENV = "env"
+    FLAG = "flag"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class HttpSettings(Section):
+    host: str = Field(default="127.0.0.1", description="Address the OpenAI-compatible HTTP API listens on.")
+    port: Port = Field(default=8080, description="Its port; 0 takes any free one.")
+
+
+class GrpcSettings(Section):
+    host: str = Field(default="127.0.0.1", description="Address the gRPC API listens on.")
+    port: Port = Field(default=8081, description="Its port; 0 takes any free one.")
+    enabled: bool = Field(default=True, description="Whether to serve gRPC at all.")
+
+
+class LogSettings(Section):
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least important line written."
+    )
+    format: Literal["console", "json"] = Field(default="console", description="For people, or one JSON object a line.")
+
+
+class WorkerSettings(Section):
+    threads: int = Field(default=0, ge=0, le=4096, description="CPU threads of a worker; 0 is every core it may use.")
+    start_progress_timeout_s: Seconds = Field(
+        default=60.0,
+        description="A starting worker that reports no progress for so long is replaced; total time is free.",
+    )
+    stall_after_s: Seconds = Field(
+        default=4.0, description="A ready worker whose counters stand still so long is replaced."
+    )
+    stop_grace_s: Seconds = Field(default=30.0, description="Running streams may take so long to finish when stopping.")
+    latch_after: int = Field(default=5, ge=1, le=100, description="Fast exits in a row before a worker is left down.")
+    fast_exit_s: Seconds = Field(
+        default=60.0, description="An exit within this time of the start, or before ready, is fast."
+    )
+    backoff_base_s: Seconds = Field(
+        default=0.5, description="Longest wait before the first restart; it doubles each time."
+    )
+    backoff_max_s: Seconds = Field(default=30.0, description="Longest wait before any restart.")
+    log_bytes: int = Field(
+        default=4 << 20, ge=4096, description="Bytes kept of a worker's log, and as many of the start before."
+    )
+
+
+class LimitSettings(Section):
+    max_queue: int = Field(
+        default=256, ge=1, description="Requests waiting over all tenants; one more is answered queue_full."
+    )
+    max_body_bytes: int = Field(default=8 << 20, ge=1024, description="Largest request body.")
+    max_choices: int = Field(default=8, ge=1, le=128, description="Largest n of one request.")
+
+
+class ScheduleSettings(Section):
+    timezone: str = Field(default="", description="IANA zone of schedule rules; empty is the machine's own.")
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        if value:
+            try:
+                ZoneInfo(value)
+            except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+                raise ValueError(f"there is no time zone {value!r}") from error
+        return value
+
+
+class Settings(Section):
+    """Frozen. Made by daemon.settings_load.load_settings, which also fills in the paths."""
+
+    state_dir: Path = Field(description="Database, models, logs, back-ups.")
+    run_dir: Path = Field(description="Sockets and worker start-up files.")
+    admin_socket: Path = Field(description="Unix socket of the admin API.")
+    database_url: SecretStr = Field(
+        default=SecretStr(""), description="SQLAlchemy URL; empty is bayard.db in state_dir. May name PostgreSQL."
+    )
+    http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    log: LogSettings = LogSettings()
+    workers: WorkerSettings = WorkerSettings()
+    limits: LimitSettings = LimitSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+
+    _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
+    _file: Path | None = PrivateAttr(default=None)
+
+    @field_validator("state_dir", "run_dir", "admin_socket")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("admin_socket")
+    @classmethod
+    def _fits_a_socket_address(cls, value: Path) -> Path:
+        size = len(str(value).encode())
+        if size > UNIX_PATH_MAX_BYTES:
+            raise ValueError(f"the path has {size} bytes; a unix socket allows {UNIX_PATH_MAX_BYTES}")
+        return value
+
+    @property
+    def file(self) -> Path | None:
+        """The TOML file that was read; None where there was none."""
+        return self._file
+
+    @property
+    def database_file(self) -> Path:
+        return self.state_dir / "bayard.db"
+
+    @property
+    def models_dir(self) -> Path:
+        return self.state_dir / "models"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.state_dir / "logs"
+
+    def source_of(self, key: str) -> Source:
+        return self._sources.get(key, Source.DEFAULT)

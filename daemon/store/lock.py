@@ -1,0 +1,92 @@
+"""One process at a time may own a state folder: an advisory lock that the kernel drops with its holder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from engine.errors import ConfigError
+
+
+class StateLock:
+    """Held from acquire to release, or to the end of the process. Owner: the daemon, or an offline command."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self.path = path
+
+    @classmethod
+    def acquire(cls, state_dir: Path) -> StateLock:
+        """Make the folder if needed and lock it.
+
+        Raises: ConfigError if the folder cannot be written, or another process holds it (naming its pid).
+        """
+        make_private_dir(state_dir)
+        path = state_dir / "bayard.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise unwritable(state_dir, error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise ConfigError(
+                f"the state folder {state_dir} is in use by process {pid or 'unknown'}.",
+                "Stop that process first, or give this one a folder of its own with --state-dir.",
+            ) from error
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(fd)
+            raise unwritable(state_dir, error) from error
+        return cls(fd, path)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)  # the file stays: removing it would let two processes lock two files of one name
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def lock_holder(state_dir: Path) -> int | None:
+    """The pid that holds the folder now; None if nobody does."""
+    try:
+        fd = os.open(state_dir / "bayard.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(fd)
+    return None
+
+
+def make_private_dir(path: Path) -> None:
+    """Raises: ConfigError if it cannot be made."""
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the folder {path} cannot be written: {error.strerror or error}.",
+        f"Make it writable for user id {os.geteuid()}, or name another with --state-dir.",
+    )

@@ -1,0 +1,3 @@
+"""The revisions in order, one a line: two branches that each add one conflict here, in git, where it is seen."""
+
+REVISIONS = ("0001_first_schema",)
