@@ -1,0 +1,86 @@
+"""The sentence of reason behind each choice of a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from daemon.planning.budget import DeviceBudget
+from daemon.planning.profile import Choice, Profile
+from daemon.planning.rates import DeviceRates
+from daemon.planning.strategy import Goal
+from daemon.planning.units import human_bytes, human_rate, human_seconds, human_tokens
+
+
+def explain_choices(
+    profile: Profile, goal: Goal, budget: DeviceBudget, rates: DeviceRates, wanted_context: int, wanted_pool: int
+) -> Profile:
+    """The profile with its choices said in words."""
+    choices = (
+        _device(profile, budget, rates),
+        Choice(
+            "weights",
+            profile.weight_format,
+            "as stored in the checkpoint; this version converts nothing on load",
+        ),
+        _kv(profile),
+        _context(profile, budget, wanted_context),
+        _pool(profile, budget, wanted_pool),
+        Choice(
+            "streams in a step",
+            f"{profile.knobs.max_running:,}",
+            f"{goal.meaning}: {human_rate(profile.speed.batch_tok_s)} tok/s together, "
+            f"{human_rate(profile.speed.decode_tok_s)} alone",
+        ),
+        Choice(
+            "prompt chunk",
+            f"{profile.knobs.prefill_chunk:,} tokens",
+            f"the longest whose step is to end within {human_seconds(goal.step_target_s(budget.on_cpu))}, "
+            "so that running streams do not pause longer",
+        ),
+        *_threads(profile, budget),
+    )
+    return replace(profile, choices=choices)
+
+
+def _device(profile: Profile, budget: DeviceBudget, rates: DeviceRates) -> Choice:
+    reads = f"reads {rates.read_bytes_per_s / 1e9:,.0f} GB/s ({rates.source})"
+    room = f"{human_bytes(profile.memory.total_bytes)} of {human_bytes(budget.usable_bytes)} usable"
+    return Choice("device", f"{budget.name} ({budget.device})", f"{room}, limited by {budget.limited_by}; {reads}")
+
+
+def _kv(profile: Profile) -> Choice:
+    per_token = human_bytes(profile.memory.kv_bytes_per_token)
+    if profile.kv_dtype == profile.dtype:
+        return Choice("KV cache", profile.kv_dtype, f"as precise as the activations, {per_token} a token")
+    return Choice("KV cache", profile.kv_dtype, f"half the size of {profile.dtype}, {per_token} a token")
+
+
+def _context(profile: Profile, budget: DeviceBudget, wanted: int) -> Choice:
+    value = f"{human_tokens(profile.context_tokens)} tokens"
+    if profile.context_tokens < wanted:
+        return Choice(
+            "context",
+            value,
+            f"{human_tokens(wanted)} would need "
+            f"{human_bytes((wanted - profile.context_tokens) * profile.memory.kv_bytes_per_token)} more KV memory "
+            f"than {budget.limited_by} leaves",
+        )
+    return Choice("context", value, "what was asked for, or the most that the model and the strategy ask")
+
+
+def _pool(profile: Profile, budget: DeviceBudget, wanted: int) -> Choice:
+    value = f"{human_tokens(profile.kv_tokens)} tokens"
+    fills = profile.kv_tokens / profile.context_tokens
+    streams = f"{fills:,.0f} full contexts" if fills >= 2 else "one full context"
+    size = human_bytes(profile.memory.of("KV pages"))
+    if profile.kv_tokens < wanted:
+        return Choice("KV pool", value, f"{size}, {streams}: all that {budget.limited_by} leaves for it")
+    return Choice("KV pool", value, f"{size}, room for {streams} or {profile.users:,} streams of typical length")
+
+
+def _threads(profile: Profile, budget: DeviceBudget) -> tuple[Choice, ...]:
+    if not budget.on_cpu:
+        return ()
+    if profile.threads == budget.cores:
+        return (Choice("threads", f"{profile.threads}", "every physical core this process may use"),)
+    return (Choice("threads", f"{profile.threads}", f"set by the operator; {budget.cores} cores could be used"),)

@@ -1,0 +1,113 @@
+"""Memory of a profile, from the real tensor table and the real page size; never from a parameter count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daemon.planning.profile import MemoryEstimate, MemoryItem
+from daemon.planning.traffic import Traffic, kv_elements_per_token
+from daemon.planning.units import human_bytes, human_tokens
+from engine.messages import Knobs
+from engine.spec.model_spec import CheckpointFormat, ModelSpec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+WEIGHTS = "weights"
+KV_PAGES = "KV pages"
+ACTIVATIONS = "activations"
+RUNTIME = "runtime"
+
+# Interpreter, torch and its libraries in a worker without a model, resident on the host.
+_CPU_RUNTIME_BYTES = 330 << 20
+# Context, libraries and graphs of a CUDA process on the device.
+_GPU_RUNTIME_BYTES = 900 << 20
+# What allocators keep beyond the live peak of a step.
+_ACTIVATION_SLACK = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class FitModel:
+    """Predicts peak memory of one model on one kind of device. Owner: one planning answer."""
+
+    spec: ModelSpec
+    traffic: Traffic
+    on_cpu: bool
+    dtype: str
+    kv_dtype: str
+    page_tokens: int
+    correction_bytes: int = 0  # measured peak minus prediction of an earlier run of this model here
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_elements_per_token(self.spec) * DTYPE_BYTES[self.kv_dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        return self.kv_bytes_per_token * self.page_tokens
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
+    def weights(self) -> MemoryItem:
+        """Weights as the worker holds them: quantised blocks stay quantised, vectors become float32."""
+        held = 0
+        for tensor in self.spec.tensors:
+            if len(tensor.shape) < 2:
+                held += tensor.num_elements * 4
+            else:
+                held += self._matrix_bytes(tensor.dtype, tensor.num_elements, tensor.size_bytes)
+        return MemoryItem(WEIGHTS, held, f"{len(self.spec.tensors)} tensors, mostly {self.spec.source_dtype}")
+
+    def _matrix_bytes(self, kind: str, elements: int, stored_bytes: int) -> int:
+        if self.spec.format is CheckpointFormat.HF and kind in ("F32", "F16", "BF16"):
+            return elements * DTYPE_BYTES[self.dtype]
+        return stored_bytes
+
+    def activations(self, knobs: Knobs) -> MemoryItem:
+        """Peak of a step's live tensors: the widest point of a layer, or the logits."""
+        tokens = knobs.token_budget
+        hidden = self.spec.hidden_size
+        widest = 0
+        for layer in self.spec.layers:
+            attention = layer.attention
+            qkv = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+            mixed = qkv + attention.num_heads * attention.head_dim
+            active = max(1, layer.mlp.experts_per_token)
+            mlp = 3 * layer.mlp.intermediate_size * active + 3 * layer.mlp.shared_intermediate_size
+            widest = max(widest, mixed, mlp)
+        element = DTYPE_BYTES[self.dtype]
+        layer_bytes = tokens * (3 * hidden + widest) * element
+        rows = min(knobs.max_running, knobs.token_budget)
+        logits_bytes = rows * self.spec.vocab_size * 4 * 3  # logits, their sorted copy and the probabilities
+        size = int(_ACTIVATION_SLACK * (layer_bytes + logits_bytes))
+        return MemoryItem(ACTIVATIONS, size, f"a step of {tokens:,} tokens, {rows:,} rows of logits")
+
+    def runtime(self) -> MemoryItem:
+        size = _CPU_RUNTIME_BYTES if self.on_cpu else _GPU_RUNTIME_BYTES
+        size = max(0, size + self.correction_bytes)
+        detail = "interpreter and libraries" if self.on_cpu else "device context, libraries and graphs"
+        if self.correction_bytes:
+            detail += f", corrected by a measured {human_bytes(self.correction_bytes)}"
+        return MemoryItem(RUNTIME, size, detail)
+
+    def kv(self, kv_tokens: int) -> MemoryItem:
+        pages = self.pages_for(kv_tokens)
+        detail = f"{human_tokens(kv_tokens)} tokens at {human_bytes(self.kv_bytes_per_token)}, {self.kv_dtype}"
+        return MemoryItem(KV_PAGES, pages * self.page_bytes, detail)
+
+    def fixed_bytes(self, knobs: Knobs) -> int:
+        """Everything but the KV pool."""
+        return self.weights().size_bytes + self.activations(knobs).size_bytes + self.runtime().size_bytes
+
+    def estimate(self, knobs: Knobs, kv_tokens: int) -> MemoryEstimate:
+        items = (self.weights(), self.kv(kv_tokens), self.activations(knobs), self.runtime())
+        return MemoryEstimate(items, self.kv_bytes_per_token)
+
+    def kv_tokens_within(self, budget_bytes: int, knobs: Knobs) -> int:
+        """Tokens of KV that fit beside everything else, in whole pages; 0 where nothing fits."""
+        left = budget_bytes - self.fixed_bytes(knobs)
+        if left <= 0:
+            return 0
+        if self.page_bytes == 0:
+            return 1 << 40  # a model that caches nothing per token
+        return left // self.page_bytes * self.page_tokens

@@ -1,0 +1,111 @@
+"""Budgets of a machine's devices, from what hwdetect says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from daemon.planning.budget import Claim, DeviceBudget
+from daemon.planning.install import EngineInstall
+from daemon.planning.units import human_bytes
+from hwdetect.machine import Accelerator, Machine
+
+# Host memory left alone: the system, the daemon and the page cache of a mapped checkpoint's headers.
+_HOST_RESERVE_SHARE = 0.05
+_HOST_RESERVE_MIN_BYTES = 512 << 20
+_DEVICE_RESERVE_SHARE = 0.02
+_DEVICE_RESERVE_MIN_BYTES = 256 << 20
+
+
+def budgets_of(
+    machine: Machine,
+    install: EngineInstall,
+    claims: Mapping[str, Sequence[Claim]] | None = None,
+    own_pids: frozenset[int] = frozenset(),
+    idle: bool = False,
+) -> tuple[DeviceBudget, ...]:
+    """One budget a device, accelerators first; devices that cannot be used carry the reason.
+
+    idle: plan for the machine as it will be when its present loads have ended (what a saved description is for).
+    """
+    claims = claims or {}
+    numbers: dict[str, int] = {}
+    budgets = []
+    for accelerator in machine.accelerators:
+        kind = install.device_type(accelerator) or accelerator.vendor.value
+        number = numbers.get(kind, 0)
+        numbers[kind] = number + 1
+        index = accelerator.index if accelerator.index is not None else number
+        device = f"{kind}:{index}"
+        budgets.append(_accelerator(accelerator, device, install, tuple(claims.get(device, ())), own_pids, idle))
+    budgets.append(_cpu(machine, tuple(claims.get("cpu", ())), idle))
+    return tuple(budgets)
+
+
+def _cpu(machine: Machine, claims: tuple[Claim, ...], idle: bool) -> DeviceBudget:
+    memory = machine.memory
+    limits: list[tuple[str, int]] = []
+    if memory.total_bytes is not None:
+        limits.append(("the host's memory", memory.total_bytes))
+    if memory.cgroup_limit_bytes is not None:
+        limits.append(("the control group's limit", memory.cgroup_limit_bytes))
+    if memory.memory_set_bytes is not None:
+        limits.append(("the memory set", memory.memory_set_bytes))
+    if memory.setting_bytes is not None:
+        limits.append(("the operator's setting", memory.setting_bytes))
+    if not idle and memory.available_bytes is not None:
+        limits.append(("the host memory that is free now", memory.available_bytes))
+    total = memory.effective_limit_bytes
+    reserve = max(_HOST_RESERVE_MIN_BYTES, int((total or 0) * _HOST_RESERVE_SHARE))
+    return DeviceBudget(
+        device="cpu",
+        name=machine.cpu.model or machine.cpu.architecture or "CPU",
+        total_bytes=memory.total_bytes,
+        limits=tuple(limits),
+        reserve_bytes=reserve,
+        claims=claims,
+        cores=machine.cpu.usable_cores,
+        capabilities=frozenset(machine.cpu.isa_levels),
+        unusable=None if limits else "the host's memory could not be read",
+    )
+
+
+def _accelerator(
+    accelerator: Accelerator,
+    device: str,
+    install: EngineInstall,
+    claims: tuple[Claim, ...],
+    own_pids: frozenset[int],
+    idle: bool,
+) -> DeviceBudget:
+    limits: list[tuple[str, int]] = []
+    if accelerator.memory_total_bytes is not None:
+        usable = max(0, accelerator.memory_total_bytes - (accelerator.memory_reserved_bytes or 0))
+        limits.append(("the device's memory", usable))
+    if not idle and accelerator.available_bytes is not None:
+        limits.append(("the device memory that is free now", accelerator.available_bytes))
+    holders = []
+    for process in accelerator.processes or ():
+        if process.pid not in own_pids:
+            size = f" ({human_bytes(process.memory_bytes)})" if process.memory_bytes is not None else ""
+            holders.append(f"{process.name or 'process'} {process.pid}{size}")
+    refusal = install.refusal(accelerator)
+    if refusal is None and not accelerator.usable:
+        reason = accelerator.reason or "it is not in working order"
+        refusal = f"{reason} ({accelerator.state.value})"
+    if refusal is None and not limits:
+        refusal = "its memory could not be read"
+    capabilities = accelerator.capabilities
+    offered = () if capabilities is None else ("bf16", "fp8", "fp4", "int8", "triton", "graphs")
+    return DeviceBudget(
+        device=device,
+        name=accelerator.name or f"{accelerator.vendor.value} device",
+        total_bytes=accelerator.memory_total_bytes,
+        limits=tuple(limits),
+        reserve_bytes=max(
+            _DEVICE_RESERVE_MIN_BYTES, int((accelerator.memory_total_bytes or 0) * _DEVICE_RESERVE_SHARE)
+        ),
+        claims=claims,
+        capabilities=frozenset(name for name in offered if getattr(capabilities, name)),
+        holders=tuple(holders),
+        unusable=refusal,
+    )

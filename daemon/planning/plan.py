@@ -1,0 +1,285 @@
+"""The planner: Machine x ModelSpec x strategy -> candidates, one chosen profile, and a why-not for each that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from daemon.planning.budget import DeviceBudget
+from daemon.planning.choices import explain_choices
+from daemon.planning.datasheet import shipped_rates
+from daemon.planning.fit import DTYPE_BYTES, FitModel
+from daemon.planning.profile import Candidate, PlanAnswer, Profile, WhyNot
+from daemon.planning.rates import DeviceRates
+from daemon.planning.speed import SpeedModel
+from daemon.planning.strategy import GOALS, Goal, Strategy
+from daemon.planning.traffic import Traffic, traffic_of
+from daemon.planning.units import human_bytes, human_tokens
+from daemon.planning.whynot import beyond_this_version, does_not_fit
+from engine.errors import InvalidParameter
+from engine.messages import Knobs
+from engine.spec.model_spec import ModelSpec
+
+PAGE_TOKENS = 16
+SMALLEST_CONTEXT_TOKENS = 1024
+# A CPU's memory also holds everything else on the box; a pool takes no more than this of what is left, unless asked.
+_HOST_POOL_SHARE = 0.5
+_CHUNK_MIN_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the operator asked for; None: the strategy decides."""
+
+    strategy: Strategy
+    context_tokens: int | None = None
+    users: int | None = None
+    kv_dtype: str | None = None
+    min_kv_tokens: int = 0  # a pool at least this large, so that another plan can run in the same worker
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Answers for one set of budgets. `rates` gives a device's rates; `correction` a model's measured memory error."""
+
+    budgets: Sequence[DeviceBudget]
+    rates: Callable[[DeviceBudget], DeviceRates] = shipped_rates
+    correction: Callable[[str, str], int] = lambda model, device: 0
+    threads: int = 0  # operator's setting; 0: every core
+
+    def answer(self, spec: ModelSpec, request: Request) -> PlanAnswer:
+        """Rank what would run and say why the rest would not.
+
+        Raises: InvalidParameter for a context beyond the model's or a count below one.
+        """
+        _check(spec, request)
+        traffic = traffic_of(spec)
+        candidates: list[Candidate] = []
+        why_not: list[WhyNot] = []
+        for budget in self.budgets:
+            if budget.unusable is not None:
+                why_not.append(WhyNot(f"on {budget.name} ({budget.device})", budget.unusable, None, None, ""))
+                continue
+            for kv_dtype in _kv_dtypes(budget, request):
+                attempt = _Attempt(self, spec, traffic, budget, request, kv_dtype)
+                profile = attempt.solve()
+                if profile is None:
+                    why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
+                else:
+                    candidates.append(Candidate(profile, _score(profile, request, attempt.goal), attempt.note(profile)))
+        ranked = sorted(candidates, key=lambda candidate: -candidate.score)
+        chosen = ranked[0].profile if ranked else None
+        if chosen is None:
+            why_not.extend(beyond_this_version(spec, traffic, self.budgets))
+        return PlanAnswer(
+            model=spec.name,
+            strategy=request.strategy,
+            chosen=chosen,
+            candidates=tuple(ranked),
+            why_not=tuple(why_not),
+            notes=_notes(self.budgets, chosen),
+            budgets=tuple(self.budgets),
+        )
+
+    def pair(self, spec: ModelSpec, strategies: Iterable[Strategy]) -> dict[Strategy, PlanAnswer]:
+        """Answers that share context, pool and precision, so that going from one to another moves knobs alone."""
+        wanted = list(strategies)
+        first = {strategy: self.answer(spec, Request(strategy)) for strategy in wanted}
+        profiles = [answer.chosen for answer in first.values() if answer.chosen is not None]
+        if len(profiles) < len(wanted):
+            return first
+        widest = max(profiles, key=lambda profile: profile.kv_tokens)
+        shared = {}
+        for strategy in wanted:
+            request = Request(
+                strategy,
+                context_tokens=widest.context_tokens,
+                kv_dtype=widest.kv_dtype,
+                min_kv_tokens=widest.kv_tokens,
+            )
+            only = Planner(
+                [b for b in self.budgets if b.device == widest.device], self.rates, self.correction, self.threads
+            )
+            shared[strategy] = only.answer(spec, request)
+        if any(answer.chosen is None or answer.chosen.kv_tokens != widest.kv_tokens for answer in shared.values()):
+            return first
+        return shared
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One device with one KV precision."""
+
+    planner: Planner
+    spec: ModelSpec
+    traffic: Traffic
+    budget: DeviceBudget
+    request: Request
+    kv_dtype: str
+
+    @property
+    def goal(self) -> Goal:
+        return GOALS[self.request.strategy]
+
+    @property
+    def users(self) -> int:
+        return self.request.users or self.goal.users(self.budget.on_cpu)
+
+    def fit(self) -> FitModel:
+        return FitModel(
+            self.spec,
+            self.traffic,
+            self.budget.on_cpu,
+            _activation_dtype(self.budget),
+            self.kv_dtype,
+            PAGE_TOKENS,
+            self.planner.correction(self.spec.name, self.budget.device),
+        )
+
+    def speed(self) -> SpeedModel:
+        return SpeedModel(self.spec, self.traffic, self.planner.rates(self.budget), DTYPE_BYTES[self.kv_dtype])
+
+    def knobs(self) -> Knobs:
+        """Batch and chunk from the roofline: the largest chunk whose step keeps within the strategy's pause."""
+        target_s = self.goal.step_target_s(self.budget.on_cpu)
+        largest = max(_CHUNK_MIN_TOKENS, min(self.goal.chunk_max_tokens, self.spec.max_context_tokens))
+        chunk = self.speed().chunk_for(target_s, self.users, _CHUNK_MIN_TOKENS, largest)
+        return Knobs(max_running=self.users, token_budget=self.users + chunk, prefill_chunk=chunk, prefix_cache=True)
+
+    def wanted_context(self) -> int:
+        if self.request.context_tokens is not None:
+            return self.request.context_tokens
+        cap = self.goal.context_cap_tokens
+        return self.spec.max_context_tokens if cap is None else min(cap, self.spec.max_context_tokens)
+
+    def wanted_pool(self, context: int) -> int:
+        """Tokens of KV that the users need; both numbers given are a promise, else a stream is typically shorter."""
+        promised = self.request.context_tokens is not None and self.request.users is not None
+        fill = 1.0 if promised else self.goal.mean_fill
+        return _whole_pages(max(context, int(self.users * context * fill), self.request.min_kv_tokens))
+
+    def smallest(self) -> tuple[int, int]:
+        """(context, pool) below which the request is not met."""
+        if self.request.context_tokens is not None:
+            context = self.request.context_tokens
+            promised = self.request.users is not None
+            return context, self.wanted_pool(context) if promised else _whole_pages(context)
+        context = min(self.wanted_context(), SMALLEST_CONTEXT_TOKENS)
+        return context, _whole_pages(context)
+
+    def room(self, knobs: Knobs) -> int:
+        """Tokens of KV that may be taken here."""
+        fit = self.fit()
+        most = fit.kv_tokens_within(self.budget.usable_bytes, knobs)
+        if self.budget.on_cpu and self.request.users is None:
+            return max(min(most, self.smallest()[1]), int(most * _HOST_POOL_SHARE))
+        return most
+
+    def solve(self) -> Profile | None:
+        """The nearest to what was wanted that fits: first a smaller pool, then a shorter context."""
+        knobs = self.knobs()
+        room = self.room(knobs)
+        least_context, least_pool = self.smallest()
+        if room < least_pool:
+            return None
+        context = self.wanted_context()
+        while context > least_context and room < _whole_pages(context):
+            context = max(least_context, context // 2)
+        pool = min(self.wanted_pool(context), room // PAGE_TOKENS * PAGE_TOKENS)
+        return self._profile(context, pool, knobs)
+
+    def _profile(self, context: int, pool: int, knobs: Knobs) -> Profile:
+        fit = self.fit()
+        rates = self.planner.rates(self.budget)
+        threads = 0
+        if self.budget.on_cpu:
+            threads = self.planner.threads or max(1, self.budget.cores)
+        profile = Profile(
+            model=self.spec.name,
+            path=self.spec.path,
+            strategy=self.request.strategy,
+            device=self.budget.device,
+            device_name=self.budget.name,
+            weight_format=self.spec.source_dtype,
+            dtype=fit.dtype,
+            kv_dtype=self.kv_dtype,
+            context_tokens=context,
+            users=self.users,
+            kv_tokens=pool,
+            page_tokens=PAGE_TOKENS,
+            threads=threads,
+            knobs=knobs,
+            memory=fit.estimate(knobs, pool),
+            speed=self.speed().estimate(knobs, context),
+        )
+        return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.wanted_pool(context))
+
+    def note(self, profile: Profile) -> str:
+        if profile.context_tokens < self.wanted_context():
+            return f"context cut from {human_tokens(self.wanted_context())} to what fits"
+        if profile.kv_tokens < self.wanted_pool(profile.context_tokens):
+            return f"room for {human_tokens(profile.kv_tokens)} tokens at once"
+        return ""
+
+
+def _check(spec: ModelSpec, request: Request) -> None:
+    context, users = request.context_tokens, request.users
+    if context is not None and context > spec.max_context_tokens:
+        raise InvalidParameter(
+            f"a context of {context:,} tokens was asked for; {spec.name} was made for {spec.max_context_tokens:,}.",
+            f"Ask for --context {spec.max_context_tokens} or less.",
+            param="context",
+        )
+    for name, value in (("context", context), ("users", users)):
+        if value is not None and value < 1:
+            raise InvalidParameter(f"--{name} is {value}; it must be at least 1.", "", param=name)
+
+
+def _activation_dtype(budget: DeviceBudget) -> str:
+    if budget.on_cpu:
+        return "float32"
+    return "bfloat16" if "bf16" in budget.capabilities else "float16"
+
+
+def _kv_dtypes(budget: DeviceBudget, request: Request) -> tuple[str, ...]:
+    """Exact first; halving it is offered where the device's activations are wider."""
+    if request.kv_dtype is not None:
+        return (request.kv_dtype,)
+    exact = _activation_dtype(budget)
+    if exact == "float32" and not GOALS[request.strategy].prefers_exact_kv:
+        return (exact, "float16")
+    return (exact,)
+
+
+def _whole_pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def _score(profile: Profile, request: Request, goal: Goal) -> float:
+    """Higher is better."""
+    exact = 1.0 if profile.kv_dtype == profile.dtype else 0.0
+    context = profile.context_tokens
+    served = min(1.0, profile.kv_tokens / max(1.0, profile.users * context * goal.mean_fill))
+    if request.strategy is Strategy.LATENCY:
+        rate = profile.speed.decode_tok_s
+    elif request.strategy is Strategy.THROUGHPUT:
+        rate = profile.speed.batch_tok_s * served
+    elif request.strategy is Strategy.LONG_CONTEXT:
+        rate = context * 1e3 + profile.speed.decode_tok_s
+    else:
+        rate = (profile.speed.decode_tok_s * profile.speed.batch_tok_s) ** 0.5
+    # A narrower cache must buy twice the context to make up for being rounded.
+    score: float = rate * (context / 1024) ** 0.5 * (1.0 + 0.35 * exact)
+    return score
+
+
+def _notes(budgets: Sequence[DeviceBudget], chosen: Profile | None) -> tuple[str, ...]:
+    notes = []
+    for budget in budgets:
+        if budget.holders and budget.unusable is None:
+            notes.append(f"{budget.name} ({budget.device}) is shared with {', '.join(budget.holders)}")
+        for claim in budget.claims:
+            notes.append(f"{human_bytes(claim.size_bytes)} of {budget.device} belong to {claim.owner}")
+    if chosen is not None and chosen.speed.rates_source != "measured":
+        notes.append("speeds are from shipped rates; `bayard calibrate` measures this machine in at most 20 s")
+    return tuple(notes)
