@@ -1,0 +1,1 @@
+"""The OpenAI contract: what its clients send, and what they expect back."""

@@ -1,0 +1,169 @@
+"""POST /v1/chat/completions: the body, its checks, and its meaning as a GenerationRequest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from daemon.api.openai.sampling_fields import SamplingFields, include_usage, read_sampling, read_stops
+from daemon.serving.request import ChatPrompt, Endpoint, GenerationRequest
+from engine.errors import InvalidParameter
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+MAX_MESSAGES = 4096
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn. Unknown keys in a message are passed over: clients echo back whatever servers once sent them."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+
+
+class ChatBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None  # without tools it has no effect
+    functions: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+decoder = msgspec.json.Decoder(ChatBody)
+
+
+def read_chat(body: ChatBody) -> GenerationRequest:
+    """Raises: InvalidParameter naming the field that is wrong or not supported."""
+    _refuse_unsupported(body)
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return GenerationRequest(
+        endpoint=Endpoint.CHAT,
+        model=body.model,
+        prompts=(ChatPrompt(tuple(_read_message(message, at) for at, message in enumerate(body.messages))),),
+        sampling=read_sampling(body, max_tokens=max_tokens, top_logprobs=_read_logprobs(body)),
+        n=body.n or 1,
+        stops=read_stops(body.stop),
+        stream=bool(body.stream),
+        include_usage=include_usage(body),
+        template_kwargs=_read_template_kwargs(body.chat_template_kwargs),
+    )
+
+
+def _read_logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter(
+            "top_logprobs was given without logprobs.", "Set logprobs to true.", param="top_logprobs"
+        )
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _read_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    read = kwargs or {}
+    reserved = sorted(read.keys() & {"messages", "tools", "add_generation_prompt"})
+    if reserved:
+        raise InvalidParameter(f"chat_template_kwargs may not hold {reserved[0]!r}.", param="chat_template_kwargs")
+    return read
+
+
+def _refuse_unsupported(body: ChatBody) -> None:
+    refused: list[tuple[str, bool, str]] = [
+        ("tools", bool(body.tools), "Tool calling is not served yet."),
+        ("functions", bool(body.functions), "Function calling is not served yet."),
+        ("function_call", body.function_call not in (None, "none", "auto"), "Function calling is not served yet."),
+        ("tool_choice", body.tool_choice not in (None, "none", "auto"), "It needs tools, which are not served yet."),
+        ("audio", body.audio is not None, "Only text is generated."),
+        ("modalities", any(kind != "text" for kind in body.modalities or ()), "Only text is generated."),
+        ("web_search_options", body.web_search_options is not None, "Bayard never searches the web."),
+        (
+            "reasoning_effort",
+            body.reasoning_effort not in (None, "none", "minimal"),
+            "No model here has a reasoning effort to set.",
+        ),
+        (
+            "response_format",
+            body.response_format is not None and body.response_format.type != "text",
+            "Constrained output is not served yet, and unconstrained text is never passed off as it.",
+        ),
+    ]
+    for name, wrong, why in refused:
+        if wrong:
+            raise InvalidParameter(f"The value of {name!r} is not supported. {why}", "Remove it.", param=name)
+
+
+def _read_message(message: Message, at: int) -> dict[str, Any]:
+    """The form that chat templates read. `developer` is the newer name of `system`."""
+    where = f"messages[{at}]"
+    if message.role not in ROLES:
+        raise InvalidParameter(
+            f"{where}.role is {message.role[:32]!r}; it must be one of {', '.join(sorted(ROLES))}.",
+            param=f"{where}.role",
+        )
+    text = _read_content(message.content, where)
+    if text is None and message.role != "assistant":
+        raise InvalidParameter(f"{where}.content is missing.", param=f"{where}.content")
+    read: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": text or "",
+    }
+    if message.name is not None:
+        read["name"] = message.name
+    if message.tool_call_id is not None:
+        read["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        read["tool_calls"] = [_read_tool_call(call) for call in message.tool_calls]
+    return read
+
+
+def _read_tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments or ""}
+    return {"id": call.id or "", "type": call.type or "function", "function": function}
+
+
+def _read_content(content: str | list[ContentPart] | None, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for at, part in enumerate(content):
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise InvalidParameter(
+                f"{where}.content[{at}] is of type {part.type[:32]!r}; this model reads text only.",
+                "Remove the part.",
+                param=f"{where}.content",
+            )
+        texts.append(part.text or "")
+    return "".join(texts)

@@ -1,0 +1,1 @@
+"""The one way of a generation request through the daemon, whichever protocol it came by."""

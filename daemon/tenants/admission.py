@@ -1,0 +1,172 @@
+"""Admission: who may start now, who waits, who is turned away. Owner: TenantService; used on the event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from daemon.tenants.limits import Bucket
+from daemon.tenants.principal import Principal
+from engine.errors import Draining, PermissionDenied, QueueFull, QuotaExceeded
+
+_BUSY_RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to run `weight` choices. Give it back exactly once; again does nothing."""
+
+    tenant: _TenantLoad
+    principal: Principal
+    weight: int
+    _admission: Admission
+    _released: bool = False
+
+    def release(self, total_tokens: int = 0) -> None:
+        """Free the place and charge the tokens used."""
+        if not self._released:
+            self._released = True
+            self._admission._leave(self, total_tokens)
+
+
+@dataclass(slots=True)
+class _TenantLoad:
+    running: int = 0
+    waiting: deque[tuple[int, int | None, asyncio.Future[None]]] = field(default_factory=deque)
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+
+
+class Admission:
+    """Bounds on what runs and waits, per tenant and over all of them.
+
+    engine_waiting tells how many choices the engines themselves hold back; they count as waiting too.
+    """
+
+    def __init__(
+        self, max_queue: int, engine_waiting: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_queue = max_queue
+        self._engine_waiting = engine_waiting
+        self._clock = clock
+        self._loads: dict[str, _TenantLoad] = {}
+        self._num_waiting = 0
+        self.draining = False
+
+    @property
+    def running(self) -> int:
+        return sum(load.running for load in self._loads.values())
+
+    @property
+    def waiting(self) -> int:
+        """Choices that wait here for their tenant's concurrency."""
+        return self._num_waiting
+
+    def running_of(self, tenant_id: str) -> int:
+        load = self._loads.get(tenant_id)
+        return load.running if load else 0
+
+    async def enter(self, principal: Principal, model: str, weight: int) -> Ticket:
+        """Wait for a place. Blocks: while the tenant runs as much as it may.
+
+        Raises: PermissionDenied, Draining, QuotaExceeded, QueueFull
+        """
+        self._refuse_at_door(principal, model, weight)
+        limits = principal.limits
+        load = self._loads.setdefault(principal.tenant_id, _TenantLoad())
+        self._charge_request(load, principal)
+        ticket = Ticket(load, principal, weight, self)
+        most = limits.max_concurrency
+        if most is None or (load.running + weight <= most and not load.waiting):
+            load.running += weight
+            return ticket
+        queued = sum(item[0] for item in load.waiting)
+        if limits.max_queue is not None and queued + weight > limits.max_queue:
+            raise QuotaExceeded(
+                f"tenant {principal.tenant_name} runs {load.running} of {most} generations and "
+                f"{queued} of {limits.max_queue} wait.",
+                "Try again when one of them has ended.",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        await self._wait(load, weight, most)
+        return ticket
+
+    def _refuse_at_door(self, principal: Principal, model: str, weight: int) -> None:
+        if self.draining:
+            raise Draining("Bayard is stopping and takes no new requests.", "Try again shortly.", retry_after_s=5.0)
+        limits = principal.limits
+        if not limits.allows_model(model):
+            raise PermissionDenied(
+                f"This key may not use the model {model!r}.", "Ask the administrator to allow it.", param="model"
+            )
+        if limits.max_concurrency is not None and weight > limits.max_concurrency:
+            raise QuotaExceeded(
+                f"The request asks for {weight} generations at once; "
+                f"tenant {principal.tenant_name} may run {limits.max_concurrency}.",
+                "Ask for fewer.",
+            )
+        waiting = self._num_waiting + self._engine_waiting()
+        if waiting >= self._max_queue:
+            raise QueueFull(
+                f"{waiting} requests are waiting; at most {self._max_queue} may.",
+                "Try again shortly.",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+
+    def _charge_request(self, load: _TenantLoad, principal: Principal) -> None:
+        limits = principal.limits
+        load.requests = _bucket(load.requests, limits.requests_per_minute, self._clock)
+        load.tokens = _bucket(load.tokens, limits.tokens_per_minute, self._clock)
+        for bucket, what in ((load.requests, "requests"), (load.tokens, "tokens")):
+            wait_s = bucket.wait_s(1.0) if bucket else 0.0
+            if bucket and wait_s > 0:
+                raise QuotaExceeded(
+                    f"tenant {principal.tenant_name} has used its {bucket.per_minute:,} {what} a minute.",
+                    f"Try again in {wait_s:.1f} s.",
+                    retry_after_s=wait_s,
+                )
+        if load.requests:
+            load.requests.take(1.0)
+
+    async def _wait(self, load: _TenantLoad, weight: int, most: int) -> None:
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        item = (weight, most, place)
+        load.waiting.append(item)
+        self._num_waiting += weight
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # let in, and gone in the same turn of the loop
+                load.running -= weight
+            elif item in load.waiting:
+                load.waiting.remove(item)
+            self._let_in(load)
+            raise
+        finally:
+            self._num_waiting -= weight
+
+    def _leave(self, ticket: Ticket, total_tokens: int) -> None:
+        load = ticket.tenant
+        load.running -= ticket.weight
+        if load.tokens:
+            load.tokens.take(total_tokens)
+        self._let_in(load)
+
+    def _let_in(self, load: _TenantLoad) -> None:
+        while load.waiting:
+            weight, most, place = load.waiting[0]
+            if most is not None and load.running + weight > most:
+                return
+            load.waiting.popleft()
+            if not place.done():
+                load.running += weight
+                place.set_result(None)
+
+
+def _bucket(bucket: Bucket | None, per_minute: int | None, clock: Callable[[], float]) -> Bucket | None:
+    if per_minute is None:
+        return None
+    return bucket if bucket and bucket.per_minute == per_minute else Bucket(per_minute, clock)

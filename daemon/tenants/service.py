@@ -1,0 +1,168 @@
+"""TenantService: the daemon's knowledge of tenants and keys, in memory for requests, in the store for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy.orm import Session
+
+from daemon.store.base import utc_now
+from daemon.store.session import Store
+from daemon.tenants import audit, directory
+from daemon.tenants.admission import Admission
+from daemon.tenants.directory import TenantRecord
+from daemon.tenants.keys import MAX_KEY_CHARS, IssuedKey, KeyRecord, digest_of, same_digest
+from daemon.tenants.limits import TenantLimits
+from daemon.tenants.principal import Actor, Principal, Role
+from daemon.tenants.usage import UsageLedger
+from engine.errors import InvalidParameter, PermissionDenied, Unauthenticated
+
+MAX_NAME_CHARS = 64
+R = TypeVar("R")
+
+
+def _nothing_waits() -> int:
+    return 0
+
+
+class TenantService:
+    """Authenticates from memory, which every change refreshes before it returns: a revoked key fails at once.
+
+    Owner: the Appliance. An offline command uses it too, without start().
+    """
+
+    def __init__(self, store: Store, max_queue: int, engine_waiting: Callable[[], int] = _nothing_waits) -> None:
+        self._store = store
+        self._principals: dict[str, tuple[KeyRecord, Principal]] = {}
+        self._suspended: frozenset[str] = frozenset()
+        self.admission = Admission(max_queue, engine_waiting)
+        self.usage = UsageLedger(store)
+
+    async def start(self) -> None:
+        """Read every tenant and key; then settle usage regularly. Raises: StoreError"""
+        await self._refresh()
+        self.usage.start()
+
+    async def stop(self) -> None:
+        await self.usage.stop()
+
+    # ------------------------------------------------------------------ requests
+
+    def authenticate(self, secret: str | None) -> Principal:
+        """Whose key this is. Raises: Unauthenticated, PermissionDenied for a suspended tenant"""
+        if not secret:
+            hint = (
+                "Send it as `Authorization: Bearer KEY`."
+                if self._principals
+                else "None has been made yet: `bayard tenants create demo`, then `bayard keys create --tenant demo`."
+            )
+            raise Unauthenticated("An API key is needed.", hint)
+        digest = digest_of(secret) if len(secret) <= MAX_KEY_CHARS else ""
+        found = self._principals.get(digest)
+        if found is None or not same_digest(found[0].digest, digest) or not found[0].usable_at(utc_now()):
+            raise Unauthenticated(
+                "The API key is not known, has expired or was revoked.",
+                "Ask the administrator for a new one: `bayard keys create --tenant NAME`.",
+            )
+        principal = found[1]
+        if principal.tenant_id in self._suspended:
+            raise PermissionDenied(f"The tenant {principal.tenant_name} is suspended.", "Ask the administrator.")
+        return principal
+
+    # ------------------------------------------------------------------ administration
+
+    async def tenants(self) -> list[TenantRecord]:
+        return await self._store.read(directory.all_tenants)
+
+    async def tenant(self, id_or_name: str) -> TenantRecord:
+        """Raises: NotFound"""
+        return await self._store.read(lambda session: directory.find_tenant(session, id_or_name))
+
+    async def keys(self, tenant_id: str | None = None) -> list[KeyRecord]:
+        keys = await self._store.read(directory.all_keys)
+        return [key for key in keys if tenant_id is None or key.tenant_id == tenant_id]
+
+    async def create_tenant(
+        self, actor: Actor, name: str, limits: TenantLimits | None = None, priority: int = 0
+    ) -> TenantRecord:
+        """Raises: InvalidParameter, Conflict"""
+        check_name(name)
+        kept = limits or TenantLimits()
+        return await self._change(lambda session: directory.create_tenant(session, actor, name, kept, priority))
+
+    async def set_limits(self, actor: Actor, id_or_name: str, limits: TenantLimits, priority: int = 0) -> TenantRecord:
+        """Raises: NotFound"""
+        return await self._change(lambda session: directory.set_limits(session, actor, id_or_name, limits, priority))
+
+    async def suspend(self, actor: Actor, id_or_name: str) -> TenantRecord:
+        """Raises: NotFound"""
+        return await self._change(lambda session: directory.set_state(session, actor, id_or_name, "suspended"))
+
+    async def resume(self, actor: Actor, id_or_name: str) -> TenantRecord:
+        """Raises: NotFound"""
+        return await self._change(lambda session: directory.set_state(session, actor, id_or_name, "active"))
+
+    async def issue_key(
+        self,
+        actor: Actor,
+        tenant: str,
+        *,
+        name: str = "",
+        role: Role = Role.INFERENCE,
+        expires_at: datetime | None = None,
+    ) -> IssuedKey:
+        """Raises: NotFound, InvalidParameter for a time that has passed"""
+        if name:
+            check_name(name)
+        if expires_at is not None and expires_at <= utc_now():
+            raise InvalidParameter(f"The expiry {expires_at.isoformat()} has passed.", param="expires_at")
+        return await self._change(
+            lambda session: directory.issue_key(session, actor, tenant, name=name, role=role, expires_at=expires_at)
+        )
+
+    async def revoke_key(self, actor: Actor, id_or_prefix: str) -> KeyRecord:
+        """The key is refused from the moment this returns. Raises: NotFound, Conflict"""
+        return await self._change(lambda session: directory.revoke_key(session, actor, id_or_prefix))
+
+    async def record(self, actor: Actor, action: str, subject: str, after: dict[str, Any] | None = None) -> None:
+        """Write an audit entry for a change that lies outside the store."""
+        await self._store.write(lambda session: audit.append(session, actor, action, subject, after=after))
+
+    async def _change(self, fn: Callable[[Session], R]) -> R:
+        result = await self._store.write(fn)
+        await self._refresh()
+        return result
+
+    async def _refresh(self) -> None:
+        tenants, keys = await self._store.read(
+            lambda session: (directory.all_tenants(session), directory.all_keys(session))
+        )
+        by_id = {tenant.id: tenant for tenant in tenants}
+        self._suspended = frozenset(tenant.id for tenant in tenants if tenant.state != "active")
+        self._principals = {
+            key.digest: (key, _principal(key, by_id[key.tenant_id])) for key in keys if key.tenant_id in by_id
+        }
+
+
+def check_name(name: str) -> None:
+    """Raises: InvalidParameter"""
+    if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+        raise InvalidParameter(
+            f"The name {name[:MAX_NAME_CHARS]!r} has {len(name)} characters; "
+            f"1 to {MAX_NAME_CHARS} printable ones are allowed, with no space around them.",
+            param="name",
+        )
+
+
+def _principal(key: KeyRecord, tenant: TenantRecord) -> Principal:
+    return Principal(
+        tenant_id=tenant.id,
+        tenant_name=tenant.name,
+        key_id=key.id,
+        key_prefix=key.prefix,
+        role=key.role,
+        limits=tenant.limits,
+        priority=tenant.priority,
+    )
