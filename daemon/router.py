@@ -1,0 +1,137 @@
+"""Router: which replica answers for a model's name, and why none does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daemon.workers.states import WorkerState
+from daemon.workers.view import WorkerView
+from engine.errors import ModelNotFound, NotReady
+from engine.messages import WorkerConfig, WorkerReady
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient
+    from engine.text import TextPipeline
+
+TextLoader = Callable[[str], "TextPipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One ready worker with the text work of its model."""
+
+    worker: str
+    model: str
+    client: EngineClient
+    text: TextPipeline
+    max_context_tokens: int
+    device: str
+    since_mono: float
+
+
+class Router:
+    """Ready replicas by model name. Owner: the Appliance; the supervisor adds and removes. Event loop only."""
+
+    def __init__(self, load_text: TextLoader) -> None:
+        self._load_text = load_text
+        self._replicas: dict[str, list[Replica]] = {}
+        self._texts: dict[str, asyncio.Future[TextPipeline]] = {}  # by model path
+        self.views: Callable[[], list[WorkerView]] = list
+        self.imported: Callable[[], Collection[str]] = tuple
+
+    def models(self) -> list[str]:
+        """Names that can be asked for now, sorted."""
+        return sorted(self._replicas)
+
+    def replica_for(self, model: str) -> Replica:
+        """The replica with the fewest requests in flight.
+
+        Raises: NotReady while one is on its way; ModelNotFound for a name no wanted worker serves.
+        """
+        replicas = self._replicas.get(model)
+        if replicas:
+            return replicas[0] if len(replicas) == 1 else min(replicas, key=lambda replica: replica.client.inflight)
+        views = [view for view in self.views() if view.model == model]
+        if views:
+            raise _not_ready(model, views)
+        if model in self.imported():
+            raise ModelNotFound(
+                f"the model {model!r} is imported, but the active plan does not load it.",
+                f"Served now: {_names(self.models())}. Activate a plan with it: `bayard plan list`.",
+                param="model",
+            )
+        raise ModelNotFound(f"there is no model {model!r}.", f"Served now: {_names(self.models())}.", param="model")
+
+    def start_text(self, path: str) -> None:
+        """Begin to load the tokenizer of the model at path, beside the worker's own start."""
+        if path not in self._texts:
+            self._texts[path] = asyncio.ensure_future(asyncio.to_thread(self._load_text, path))
+
+    async def add(self, worker: str, config: WorkerConfig, client: EngineClient, ready: WorkerReady) -> None:
+        """Send traffic to this worker from now on.
+
+        Raises: whatever loading the tokenizer raised.
+        """
+        self.start_text(config.model_path)
+        try:
+            text = await asyncio.shield(self._texts[config.model_path])
+        except BaseException:
+            self._texts.pop(config.model_path, None)
+            raise
+        replica = Replica(
+            worker, config.model_name, client, text, ready.max_context_tokens, ready.device, time.monotonic()
+        )
+        self._replicas.setdefault(config.model_name, []).append(replica)
+
+    def remove(self, worker: str) -> None:
+        """Send it nothing more. Harmless for a worker that is not here."""
+        for model, replicas in list(self._replicas.items()):
+            kept = [replica for replica in replicas if replica.worker != worker]
+            if kept:
+                self._replicas[model] = kept
+            else:
+                del self._replicas[model]
+
+    def forget_text(self, path: str) -> None:
+        """Drop the tokenizer of a model that no wanted worker serves any more."""
+        self._texts.pop(path, None)
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _not_ready(model: str, views: list[WorkerView]) -> NotReady:
+    view = min(views, key=lambda view: _NEARNESS.get(view.state, 9))
+    if view.state in (WorkerState.STARTING, WorkerState.WARMING):
+        progress = view.progress
+        how_far = ""
+        if progress is not None and progress.total_bytes:
+            share = 100 * progress.done_bytes / progress.total_bytes
+            how_far = f" ({progress.stage}, {share:.0f} % of {progress.total_bytes / 2**20:.0f} MiB)"
+        return NotReady(f"the model {model!r} is {view.state}{how_far}.", "Try again shortly.", retry_after_s=2.0)
+    if view.state is WorkerState.LATCHED:
+        return NotReady(
+            f"the model {model!r} is down: {view.reason}.",
+            f"An operator can look at `bayard status` and restart worker {view.name}.",
+            retry_after_s=60.0,
+        )
+    wait_s = view.retry_in_s if view.retry_in_s is not None else 1.0
+    return NotReady(f"the model {model!r} is {view.state}.", "Try again shortly.", retry_after_s=max(1.0, wait_s))
+
+
+_NEARNESS = {
+    WorkerState.READY: 0,
+    WorkerState.WARMING: 1,
+    WorkerState.STARTING: 2,
+    WorkerState.BACKOFF: 3,
+    WorkerState.LOST: 4,
+    WorkerState.STOPPED: 5,
+    WorkerState.DRAINING: 6,
+    WorkerState.STOPPING: 7,
+    WorkerState.LATCHED: 8,
+}

@@ -1,0 +1,117 @@
+"""Every metric: name, kind, labels and meaning. docs/metrics.md is made from this list. Imports nothing of Bayard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+REQUESTS = MetricSpec(
+    "bayard_requests_total",
+    "counter",
+    ("model", "outcome"),
+    "Inference requests ended, by finish reason (stop, length, abort, error) or refusal code.",
+)
+PROMPT_TOKENS = MetricSpec("bayard_prompt_tokens_total", "counter", ("model",), "Prompt tokens of ended requests.")
+CACHED_TOKENS = MetricSpec(
+    "bayard_cached_prompt_tokens_total", "counter", ("model",), "Prompt tokens whose KV came from the prefix cache."
+)
+OUTPUT_TOKENS = MetricSpec("bayard_output_tokens_total", "counter", ("model",), "Tokens generated.")
+TTFT = MetricSpec(
+    "bayard_time_to_first_token_seconds",
+    "histogram",
+    ("model",),
+    "From the request's arrival to its first token.",
+    LATENCY_BUCKETS_S,
+)
+INTER_TOKEN = MetricSpec(
+    "bayard_inter_token_seconds", "histogram", ("model",), "Mean time between tokens of a request.", TOKEN_BUCKETS_S
+)
+REQUEST_SECONDS = MetricSpec(
+    "bayard_request_seconds", "histogram", ("model",), "From the request's arrival to its end.", LATENCY_BUCKETS_S
+)
+HTTP_RESPONSES = MetricSpec(
+    "bayard_http_responses_total", "counter", ("route", "status"), "HTTP answers by route template and status."
+)
+UNRECORDED = MetricSpec(
+    "bayard_usage_unrecorded_total",
+    "counter",
+    (),
+    "Requests whose usage could not be stored. Anything but 0 is a fault.",
+)
+TENANTS_WAITING = MetricSpec(
+    "bayard_admission_waiting", "gauge", (), "Requests that wait at the door for their tenant's concurrency."
+)
+RUNNING = MetricSpec("bayard_engine_running", "gauge", ("worker", "model"), "Sequences in the worker's steps.")
+WAITING = MetricSpec("bayard_engine_waiting", "gauge", ("worker", "model"), "Requests in the worker's queue.")
+KV_PAGES = MetricSpec(
+    "bayard_kv_pages", "gauge", ("worker", "model", "use"), "KV pages by use: total, active (live), cached (reusable)."
+)
+STEP_AGE = MetricSpec(
+    "bayard_worker_step_age_seconds", "gauge", ("worker", "model"), "Since the worker's counters last moved."
+)
+STEPS = MetricSpec("bayard_engine_steps_total", "counter", ("worker", "model"), "Engine steps of the present process.")
+PREFIX_HITS = MetricSpec(
+    "bayard_engine_prefix_hit_tokens_total", "counter", ("worker", "model"), "Prompt tokens found in the prefix cache."
+)
+PREEMPTIONS = MetricSpec(
+    "bayard_engine_preemptions_total", "counter", ("worker", "model"), "Sequences put back for want of pages."
+)
+WORKER_RSS = MetricSpec("bayard_worker_resident_bytes", "gauge", ("worker", "model"), "Resident memory of the worker.")
+WORKER_DEVICE = MetricSpec(
+    "bayard_worker_device_bytes", "gauge", ("worker", "model"), "Device memory the worker holds."
+)
+WORKER_STATE = MetricSpec("bayard_worker_state", "gauge", ("worker", "model", "state"), "1 for the state it is in.")
+WORKER_RESTARTS = MetricSpec(
+    "bayard_worker_restarts_total",
+    "counter",
+    ("worker", "model"),
+    "Starts after an unwanted end, since the daemon's start.",
+)
+EVENTS_UNSTORED = MetricSpec(
+    "bayard_event_store_failures_total", "counter", (), "Times the event log could not be written to the database."
+)
+UPTIME = MetricSpec("bayard_uptime_seconds", "gauge", (), "Since the daemon was ready.")
+
+# kept by the daemon as requests pass
+OBSERVED = (
+    REQUESTS,
+    PROMPT_TOKENS,
+    CACHED_TOKENS,
+    OUTPUT_TOKENS,
+    TTFT,
+    INTER_TOKEN,
+    REQUEST_SECONDS,
+    HTTP_RESPONSES,
+    UNRECORDED,
+)
+# read from the workers' newest statistics when somebody asks
+READ_AT_SCRAPE = (
+    TENANTS_WAITING,
+    RUNNING,
+    WAITING,
+    KV_PAGES,
+    STEP_AGE,
+    STEPS,
+    PREFIX_HITS,
+    PREEMPTIONS,
+    WORKER_RSS,
+    WORKER_DEVICE,
+    WORKER_STATE,
+    WORKER_RESTARTS,
+    EVENTS_UNSTORED,
+    UPTIME,
+)
+EVERY = OBSERVED + READ_AT_SCRAPE

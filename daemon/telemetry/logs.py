@@ -1,0 +1,56 @@
+"""Structured logs: the event is a constant, values are fields; console for people, JSON lines for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from daemon.settings import LogSettings
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+QUIET = ("uvicorn.access", "httpx", "httpcore", "apscheduler", "alembic", "asyncio")
+
+
+def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Send structlog and the standard library's loggers to stderr in one form. Mutates: both, process-wide."""
+    out = stream or sys.stderr
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    render: list[Processor]
+    if settings.format == "json":
+        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        render = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _name_of_logger],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(LEVELS[settings.level])
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(LEVELS[settings.level], logging.WARNING))
+
+
+def _name_of_logger(_logger: Any, _method: str, event: Any) -> Any:
+    record = event.get("_record")
+    if record is not None:
+        event["logger"] = record.name
+    return event

@@ -1,0 +1,67 @@
+"""A worker's log on disk: bounded, and the start before it kept beside it. Imports only the standard library."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MARK = b"[bayard: older lines were dropped here; the log is bounded]\n"
+
+
+class WorkerLog:
+    """Written by the spawn helper alone. When it reaches its bound, the newest half stays."""
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        self._limit_bytes = max(4096, limit_bytes)
+        self._fd: int | None = None
+        self.failure: str | None = None
+        try:
+            if os.path.exists(path):
+                os.replace(path, earlier(path))
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            self.failure = str(error)
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """A full disk loses lines, never the worker."""
+        if self._fd is None:
+            return
+        try:
+            if self._size + len(data) > self._limit_bytes:
+                self._drop_older_half()
+            data = data[-self._limit_bytes // 2 :]
+            os.pwrite(self._fd, data, self._size)
+            self._size += len(data)
+        except OSError as error:
+            self.failure = str(error)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _drop_older_half(self) -> None:
+        assert self._fd is not None
+        kept = os.pread(self._fd, self._limit_bytes // 2 - len(MARK), max(0, self._size - self._limit_bytes // 2))
+        kept = MARK + kept[kept.find(b"\n") + 1 :]
+        os.pwrite(self._fd, kept, 0)
+        os.ftruncate(self._fd, len(kept))
+        self._size = len(kept)
+
+
+def earlier(path: str) -> str:
+    """Where the log of the start before is kept."""
+    return f"{path}.1"
+
+
+def last_lines(path: Path, count: int = 20, *, most_bytes: int = 64 << 10) -> tuple[str, ...]:
+    """The newest lines of a log, oldest first; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most_bytes))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line for line in text.splitlines() if line.strip())[-count:]
