@@ -26,7 +26,9 @@ class BayardError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, hint: str = "", *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str = "", *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -1,0 +1,109 @@
+"""From a WorkerConfig to an EngineCore: read, load, size the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.core import EngineCore
+from engine.devices import Device, open_device
+from engine.devices.cpu import usable_cpus
+from engine.errors import DoesNotFit, InvalidParameter
+from engine.kv.layout import PageLayout, solve_layout
+from engine.messages import WorkerConfig
+from engine.models import load_model
+from engine.spec import read_spec
+from engine.spec.model_spec import ModelSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Progress = Callable[[str, int, int], None]  # stage, done bytes, total bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    core: EngineCore
+    device: Device
+    kernels: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
+    """Blocks for as long as loading takes. Raises: BayardError with what does not fit or is not supported."""
+    device = open_device(config.device)
+    notes: list[str] = []
+    if device.torch_device.type == "cpu":
+        torch.set_num_threads(config.threads or usable_cpus())
+    spec = read_spec(config.model_path)
+    dtype = _dtype("dtype", config.dtype, device.default_dtype)
+    kv_dtype = _dtype("kv_dtype", config.kv_dtype, dtype)
+    model = load_model(spec, device.torch_device, dtype, lambda done, total: progress("reading", done, total))
+    layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
+    max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
+    if config.max_context_tokens > spec.max_context_tokens:
+        notes.append(
+            f"A context of {config.max_context_tokens:,} tokens was asked for; {spec.name} was made for "
+            f"{spec.max_context_tokens:,}, which is used."
+        )
+    num_large = _num_large_pages(config, spec, layout, kv_dtype, max_context, device)
+    progress("allocating", 0, num_large * layout.large_page_elements * kv_dtype.itemsize)
+    core = EngineCore(
+        model,
+        layout,
+        num_large_pages=num_large,
+        kv_dtype=kv_dtype,
+        device=device.torch_device,
+        knobs=config.knobs,
+        max_context_tokens=max_context,
+        vocab_size=spec.vocab_size,
+    )
+    if core.max_context_tokens < max_context:
+        notes.append(
+            f"The page pool holds {core.max_context_tokens:,} tokens of one sequence; the context is limited to that "
+            f"instead of {max_context:,}."
+        )
+    return BuiltEngine(core, device, dict(model.kernels), notes + list(model.notes) + list(device.notes))
+
+
+def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return default
+    if name not in DTYPES:
+        raise InvalidParameter(f"{setting} is {name!r}.", f"Use auto or one of {', '.join(DTYPES)}.", param=setting)
+    return DTYPES[name]
+
+
+def _num_large_pages(
+    config: WorkerConfig,
+    spec: ModelSpec,
+    layout: PageLayout,
+    kv_dtype: torch.dtype,
+    max_context: int,
+    device: Device,
+) -> int:
+    """Pages for what the profile asks, plus the null page. Raises: DoesNotFit with both numbers."""
+    page_bytes = layout.large_page_elements * kv_dtype.itemsize
+    free = device.free_bytes()
+    if config.kv_bytes:
+        pages = config.kv_bytes // page_bytes
+    elif config.kv_tokens:
+        pages = layout.large_pages_for(config.kv_tokens)
+    else:
+        wanted = config.knobs.max_running * layout.large_pages_for(max_context)
+        share = 0.25 if device.torch_device.type == "cpu" else 0.9
+        pages = min(wanted, int(free * share) // page_bytes)
+    least = layout.large_pages_for(2 * layout.page_tokens)
+    if pages < least:
+        raise DoesNotFit(
+            f"{spec.name}: the KV cache needs at least {least * page_bytes:,} bytes, "
+            f"and was given {pages * page_bytes:,}.",
+            "Give the profile more KV memory.",
+        )
+    if pages * page_bytes > free:
+        raise DoesNotFit(
+            f"{spec.name}: the KV cache of {pages * page_bytes:,} bytes does not fit the {free:,} bytes that "
+            f"{config.device} has free.",
+            "Lower the context, the number of users or the KV precision.",
+        )
+    return pages + 1

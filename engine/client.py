@@ -1,0 +1,162 @@
+"""The daemon's side of the border: one EngineClient a worker process. No torch.
+
+Every request submitted here gets exactly one terminal TokenDelta: from the worker, or from `fail_all` when the worker
+is lost. Streams are unbounded queues of small messages; a reader that went away aborts its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import zmq
+import zmq.asyncio
+
+from engine.messages import (
+    Abort,
+    Command,
+    ErrorInfo,
+    Event,
+    FinishReason,
+    Heartbeat,
+    Knobs,
+    LoadProgress,
+    SetKnobs,
+    StepReport,
+    Stop,
+    Submit,
+    TokenDelta,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStats,
+    command_encoder,
+    event_decoder,
+)
+
+
+class EngineClient:
+    """Owner of the endpoint's daemon end. All methods are called on one event loop."""
+
+    def __init__(self, endpoint: str, context: zmq.asyncio.Context | None = None) -> None:
+        self.endpoint = endpoint
+        self.stats: WorkerStats | None = None
+        self.last_progress_mono = time.monotonic()  # moves when the worker's loop or its loading does
+        self.on_progress: Callable[[LoadProgress], None] | None = None
+        self.on_failed: Callable[[WorkerFailed], None] | None = None
+        self.on_stats: Callable[[WorkerStats], None] | None = None
+        self._context = context or zmq.asyncio.Context.instance()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
+        self._ready: asyncio.Future[WorkerReady] | None = None
+        self._closed_with: ErrorInfo | None = None
+
+    @property
+    def ready(self) -> asyncio.Future[WorkerReady]:
+        """Done when the worker can serve. Only after start()."""
+        assert self._ready is not None, "start() comes first"
+        return self._ready
+
+    @property
+    def inflight(self) -> int:
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Bind the endpoint and listen. The worker may be spawned before or after."""
+        self._ready = asyncio.get_running_loop().create_future()
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(self.endpoint)
+        self._socket = socket
+        self._reader = asyncio.create_task(self._read(socket), name=f"engine-client {self.endpoint}")
+
+    async def submit(self, submit: Submit) -> AsyncIterator[TokenDelta]:
+        """Send the request and yield its deltas up to the terminal one. Leaving early aborts it in the worker."""
+        queue: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        if self._closed_with is not None:
+            yield TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=self._closed_with)
+            return
+        self._streams[submit.request_id] = queue
+        finished = False
+        try:
+            await self._send(submit)
+            while not finished:
+                delta = await queue.get()
+                finished = delta.finish is not None
+                yield delta
+        finally:
+            self._streams.pop(submit.request_id, None)
+            if not finished and self._closed_with is None:
+                await self.abort(submit.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        await self._send(Abort(request_id))
+
+    async def set_knobs(self, knobs: Knobs) -> None:
+        await self._send(SetKnobs(knobs))
+
+    async def stop(self) -> None:
+        """Ask the worker to end; close() follows when it has."""
+        await self._send(Stop())
+
+    def fail_all(self, error: ErrorInfo) -> None:
+        """The worker is lost: end every open stream with this error, and every later submit at once."""
+        self._closed_with = error
+        for request_id, queue in self._streams.items():
+            queue.put_nowait(TokenDelta(request_id, finish=FinishReason.ERROR, error=error))
+        self._streams = {}
+        if self._ready is not None and not self._ready.done():
+            self._ready.cancel()
+
+    async def close(self) -> None:
+        """Stop listening and free the endpoint. Open streams end with an error."""
+        if self._closed_with is None:
+            self.fail_all(ErrorInfo("worker_lost", "The worker was stopped.", "Try again."))
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        if self._socket is not None:
+            self._socket.close(linger=0)
+
+    async def _send(self, command: Command) -> None:
+        if self._socket is None or self._socket.closed:
+            return
+        await self._socket.send(command_encoder.encode(command))
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            self._handle(event_decoder.decode(await socket.recv()))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case StepReport(deltas=deltas, stats=stats):
+                self._note_stats(stats)
+                for delta in deltas:
+                    queue = self._streams.get(delta.request_id)
+                    if queue is not None:  # None: the reader went away
+                        queue.put_nowait(delta)
+            case Heartbeat(stats=stats):
+                self._note_stats(stats)
+            case LoadProgress():
+                self.last_progress_mono = time.monotonic()
+                if self.on_progress is not None:
+                    self.on_progress(event)
+            case WorkerReady():
+                self.last_progress_mono = time.monotonic()
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(event)
+            case WorkerFailed():
+                if self.on_failed is not None:
+                    self.on_failed(event)
+
+    def _note_stats(self, stats: WorkerStats) -> None:
+        if self.stats is None or (stats.step, stats.beat) != (self.stats.step, self.stats.beat):
+            self.last_progress_mono = time.monotonic()
+        self.stats = stats
+        if self.on_stats is not None:
+            self.on_stats(stats)

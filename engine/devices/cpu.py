@@ -1,0 +1,56 @@
+"""The host processor as a device."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from engine.devices.base import Capabilities
+
+
+class CpuDevice:
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.default_dtype = torch.float32
+        self.capabilities = Capabilities(bf16=True, fp8=False, triton=False, graphs=False, host_visible_memory=True)
+        self.notes: list[str] = []
+
+    def free_bytes(self) -> int:
+        """MemAvailable, cut by what the process's own memory cgroup leaves."""
+        limits = [_meminfo("MemAvailable:")]
+        limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+        if limit is not None and used is not None:
+            limits.append(max(0, limit - used))
+        return min(limits)
+
+    def used_bytes(self) -> int:
+        return 0
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+
+def usable_cpus() -> int:
+    """Cores this process may run on: its affinity, cut by a cgroup CPU quota if there is one."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _meminfo(key: str) -> int:
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def _number(path: str) -> int | None:
+    text = _read(path)
+    return None if text is None or text == "max" else int(text)
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return None

@@ -1,0 +1,151 @@
+"""Choosing the next token of each row: penalties, bias, temperature, filters, a seeded draw, log-probabilities.
+
+A row's token depends on its own logits, parameters, seed and position alone, never on its neighbours, so a request
+gives the same tokens in any batch. The draw is one uniform number from a counter-based generator of (seed, position)
+against the cumulative distribution of the filtered row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.messages import SamplingParams, TokenLogprob
+from engine.scheduler.request import Request
+
+NUCLEUS_CANDIDATES = 256  # sorted first; the whole row is sorted only if the nucleus is larger
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """token_id is None where the row's logits were not finite."""
+
+    token_id: int | None
+    logprob: TokenLogprob | None = None
+
+
+def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+    """One token a row.
+
+    Shapes: logits [R, vocab] float32, row i for requests[i]. Mutates: logits, each request's scratch.
+    """
+    finite = torch.isfinite(logits.sum(dim=-1)).tolist()
+    plain = logits.argmax(dim=-1).tolist() if any(_is_plain_greedy(r.sampling, r) for r in requests) else []
+    out = []
+    for row, request in enumerate(requests):
+        if not finite[row] and not bool(torch.isfinite(logits[row]).all()):
+            out.append(Sampled(None))
+        elif _is_plain_greedy(request.sampling, request):
+            out.append(Sampled(int(plain[row])))
+        else:
+            out.append(_sample_row(logits[row], request))
+    return out
+
+
+def uniform(seed: int, counter: int) -> float:
+    """A number in [0, 1) from (seed, counter): two rounds of SplitMix64's finaliser."""
+    z = (seed * 0x9E3779B97F4A7C15 + counter * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
+    for _ in range(2):
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+    return (z >> 11) / (1 << 53)
+
+
+def _is_plain_greedy(p: SamplingParams, request: Request) -> bool:
+    return (
+        p.temperature == 0.0
+        and p.top_logprobs is None
+        and not p.logit_bias
+        and not _has_penalties(p)
+        and not _masks_stops(p, request)
+    )
+
+
+def _has_penalties(p: SamplingParams) -> bool:
+    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+
+def _masks_stops(p: SamplingParams, request: Request) -> bool:
+    return bool(p.stop_token_ids) and not p.ignore_eos and request.num_output < p.min_tokens
+
+
+def _sample_row(row: torch.Tensor, request: Request) -> Sampled:
+    p = request.sampling
+    raw = row.clone() if p.top_logprobs is not None else row
+    if _has_penalties(p):
+        _penalise(row, request)
+    if p.logit_bias:
+        ids = torch.tensor(list(p.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(p.logit_bias.values()), dtype=row.dtype, device=row.device)
+    if _masks_stops(p, request):
+        row[torch.tensor(p.stop_token_ids, device=row.device)] = float("-inf")
+    token = int(row.argmax()) if p.temperature == 0.0 else _draw(row, p, uniform(request.seed, len(request.token_ids)))
+    return Sampled(token, _logprob(raw, token, p.top_logprobs) if p.top_logprobs is not None else None)
+
+
+def _penalise(row: torch.Tensor, request: Request) -> None:
+    """Repetition over prompt and output; presence and frequency over output."""
+    p = request.sampling
+    counts = request.scratch.get("output_counts")
+    if not isinstance(counts, torch.Tensor):
+        counts = torch.zeros(row.shape[0], dtype=row.dtype, device=row.device)
+        seen = torch.zeros(row.shape[0], dtype=torch.bool, device=row.device)
+        seen[torch.tensor(request.token_ids[: request.num_prompt], device=row.device)] = True
+        request.scratch.update(output_counts=counts, seen=seen, counted=request.num_prompt)
+    known = request.scratch["seen"]
+    counted = request.scratch["counted"]
+    assert isinstance(known, torch.Tensor)
+    assert isinstance(counted, int)
+    if counted < len(request.token_ids):
+        fresh = torch.tensor(request.token_ids[counted:], device=row.device)
+        counts.index_add_(0, fresh, torch.ones(len(fresh), dtype=counts.dtype, device=row.device))
+        known[fresh] = True
+        request.scratch["counted"] = len(request.token_ids)
+    if p.repetition_penalty != 1.0:
+        scaled = torch.where(row > 0, row / p.repetition_penalty, row * p.repetition_penalty)
+        row.copy_(torch.where(known, scaled, row))
+    row -= p.frequency_penalty * counts + p.presence_penalty * (counts > 0)
+
+
+def _draw(row: torch.Tensor, p: SamplingParams, u: float) -> int:
+    """The token where the cumulative probability of the filtered row passes u."""
+    # Subtract the maximum before dividing: a tiny temperature then gives 0 and -inf, not inf - inf.
+    logprobs = torch.log_softmax((row - row.max()) / max(p.temperature, 1e-5), dim=-1)
+    ids: torch.Tensor | None = None
+    if p.top_k and p.top_k < logprobs.shape[0]:
+        logprobs, ids = torch.topk(logprobs, p.top_k)
+        logprobs = torch.log_softmax(logprobs, dim=-1)
+    probs = logprobs.exp()
+    if p.top_p < 1.0:
+        probs, ids = _nucleus(probs, ids, p.top_p)
+    if p.min_p > 0.0:
+        probs = torch.where(probs >= p.min_p * probs.max(), probs, torch.zeros_like(probs))
+    cumulative = probs.double().cumsum(dim=-1)
+    target = torch.tensor(u, dtype=torch.float64, device=row.device) * cumulative[-1]
+    place = min(int(torch.searchsorted(cumulative, target, right=True)), probs.shape[0] - 1)
+    return int(ids[place]) if ids is not None else place
+
+
+def _nucleus(probs: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest set of most likely tokens whose probability reaches top_p."""
+    count = min(NUCLEUS_CANDIDATES, probs.shape[0])
+    best, order = torch.topk(probs, count)
+    if float(best.sum()) < top_p and count < probs.shape[0]:
+        best, order = torch.sort(probs, descending=True, stable=True)
+    before = best.cumsum(dim=-1) - best
+    kept = max(1, int((before < top_p).sum()))
+    order = order[:kept]
+    return best[:kept], order if ids is None else ids[order]
+
+
+def _logprob(raw: torch.Tensor, token: int, top: int) -> TokenLogprob:
+    """Of the model's own distribution, before any parameter of the request."""
+    logprobs = torch.log_softmax(raw, dim=-1)
+    alternatives: list[tuple[int, float]] = []
+    if top:
+        values, ids = torch.topk(logprobs, min(top, logprobs.shape[0]))
+        alternatives = list(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs[token]), alternatives)

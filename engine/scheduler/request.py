@@ -1,0 +1,53 @@
+"""A request inside the engine: its tokens, how far they are computed, and the pages it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.kv.manager import SequencePages
+from engine.messages import FinishReason, SamplingParams, Usage
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"  # in the queue; holds no pages
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Owner: the scheduler. The runner appends sampled tokens through Scheduler.advance only."""
+
+    id: str
+    token_ids: list[int]  # prompt, then output
+    num_prompt: int
+    sampling: SamplingParams
+    seed: int
+    priority: int
+    order: int  # arrival
+    pages: SequencePages
+    state: RequestState = RequestState.WAITING
+    num_computed: int = 0  # tokens whose KV is in the pages
+    cached_tokens: int = 0  # of the prompt, at first admission
+    preemptions: int = 0
+    device_s: float = 0.0
+    admitted: bool = False  # has ever run
+    finish: FinishReason | None = None
+    scratch: dict[str, object] = field(default_factory=dict)  # the sampler's per-request state
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller is served first and preempted last."""
+        return self.priority, self.order
+
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt, self.cached_tokens, self.num_output, self.preemptions, self.device_s)

@@ -1,0 +1,188 @@
+"""The engine worker: `python -m engine.worker CONFIG.json`. One process a model replica.
+
+The loop takes every command that waits, computes one step, sends one message. It works on token ids only. It ends when
+told to, when its daemon is gone, or when the engine can no longer be trusted (exit 70, after a WorkerFailed event).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from engine.builder import BuiltEngine, build_engine
+from engine.core import EngineCore, error_info
+from engine.errors import BayardError, WorkerError
+from engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Command,
+    ErrorInfo,
+    Event,
+    Heartbeat,
+    LoadProgress,
+    SetKnobs,
+    StepReport,
+    Stop,
+    Submit,
+    WorkerConfig,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStats,
+    command_decoder,
+    event_encoder,
+)
+
+EXIT_FAILED = 70
+EXIT_CONFIG = 78
+PROGRESS_EVERY_S = 0.1
+
+log = logging.getLogger("bayard.worker")
+
+
+class Worker:
+    """Owner of the socket's worker end and of the engine."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(config.endpoint)
+        self._parent = os.getppid()
+        self._beat = 0
+        self._stopping = False
+        self._last_progress_mono = 0.0
+        self._last_sent_mono = 0.0
+
+    def run(self) -> int:
+        """The process's exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            engine = self._load()
+            self._loop(engine)
+        except WorkerError as error:
+            self._fail(error_info(error))
+            return EXIT_FAILED
+        except BayardError as error:
+            self._fail(error_info(error))
+            return EXIT_CONFIG
+        except Exception as error:  # the process border: said once, then the supervisor decides
+            log.exception("worker_failed")
+            self._fail(ErrorInfo("worker_error", f"{type(error).__name__}: {error}", "See the worker's log."))
+            return EXIT_FAILED
+        finally:
+            self._socket.close()
+        return 0
+
+    def _load(self) -> BuiltEngine:
+        began = time.monotonic()
+        log.info("worker_starting model=%s device=%s", self.config.model_name, self.config.device)
+        engine = build_engine(self.config, self._progress)
+        core = engine.core
+        load_s = time.monotonic() - began
+        log.info("worker_ready load_s=%.2f context=%d pages=%d", load_s, core.max_context_tokens, core.kv.num_pages)
+        for note in engine.notes:
+            log.warning("fallback %s", note)
+        self._send(
+            WorkerReady(
+                protocol=PROTOCOL_VERSION,
+                pid=os.getpid(),
+                model=self.config.model_name,
+                device=self.config.device,
+                max_context_tokens=core.max_context_tokens,
+                kv_pages_total=core.kv.num_pages,
+                page_tokens=core.layout.page_tokens,
+                load_s=load_s,
+                kernels=engine.kernels,
+                notes=engine.notes,
+            )
+        )
+        return engine
+
+    def _loop(self, engine: BuiltEngine) -> None:
+        core = engine.core
+        while not self._stopping:
+            self._take_commands(core, wait_s=0.0 if core.has_work() else self.config.heartbeat_s)
+            self._beat += 1
+            if core.has_work():
+                report = core.step()
+                self._send(StepReport(report.deltas, self._stats(engine)))
+            elif time.monotonic() - self._last_sent_mono >= self.config.heartbeat_s:
+                self._send(Heartbeat(self._stats(engine)))
+            if os.getppid() != self._parent:
+                log.error("daemon_gone parent=%d", self._parent)
+                return
+        core.abort_all()
+        if core.has_work():
+            self._send(core.step())
+        log.info("worker_stopped")
+
+    def _take_commands(self, core: EngineCore, wait_s: float) -> None:
+        """Handle all that waits; with nothing to do, wait for the first one."""
+        if not self._socket.poll(int(wait_s * 1000)):
+            return
+        while True:
+            try:
+                command: Command = command_decoder.decode(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            self._handle(core, command)
+
+    def _handle(self, core: EngineCore, command: Command) -> None:
+        match command:
+            case Submit():
+                core.add(command)
+            case Abort(request_id=request_id):
+                core.abort(request_id)
+            case SetKnobs(knobs=knobs):
+                core.set_knobs(knobs)
+                log.info("knobs %s", knobs)
+            case Stop():
+                self._stopping = True
+
+    def _stats(self, engine: BuiltEngine) -> WorkerStats:
+        return engine.core.stats(self._beat, _rss_bytes(), engine.device.used_bytes())
+
+    def _progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._last_progress_mono >= PROGRESS_EVERY_S or done_bytes == total_bytes:
+            self._last_progress_mono = now
+            self._send(LoadProgress(stage, done_bytes, total_bytes))
+
+    def _fail(self, error: ErrorInfo) -> None:
+        log.error("worker_failed code=%s %s %s", error.code, error.message, error.hint)
+        self._send(WorkerFailed(error))
+
+    def _send(self, event: Event) -> None:
+        self._last_sent_mono = time.monotonic()
+        self._socket.send(event_encoder.encode(event))
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main(arguments: list[str]) -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    if len(arguments) != 1:
+        log.error("usage: python -m engine.worker CONFIG.json")
+        return EXIT_CONFIG
+    config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=WorkerConfig)
+    return Worker(config).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
