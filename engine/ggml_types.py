@@ -60,3 +60,19 @@ GGML_TYPES: tuple[GgmlType, ...] = (
 
 TYPE_BY_ID: dict[int, GgmlType] = {t.id: t for t in GGML_TYPES}
 TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in GGML_TYPES}
+
+# What there are dequantisers for (engine.quant.gguf_blocks), so what a weight may be stored as.
+COMPUTABLE_TYPES: tuple[str, ...] = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
+PLAIN_TYPES: tuple[str, ...] = ("F32", "F16", "BF16")  # one number an element; what norms and biases are stored as

@@ -49,6 +49,7 @@ class AttentionSpec:
     window_tokens: int | None = None  # SLIDING only
     softcap: float | None = None
     qkv_bias: bool = False
+    o_bias: bool = False
     qk_norm: bool = False
     sinks: bool = False
     latent_dim: int | None = None  # LATENT: compressed width that is cached
@@ -72,6 +73,7 @@ class MlpSpec:
     experts_per_token: int = 0
     shared_intermediate_size: int = 0  # always-on experts, summed
     normalise_router: bool = True
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,167 @@
+"""ModelSpec of a Hugging Face folder: config.json beside safetensors files, sharded or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from engine.errors import ConfigError, UnsupportedFormat
+from engine.spec.decoder_shape import DecoderShape, commonest_dtype
+from engine.spec.families import FAMILIES, Bias, Family, Window, family_named
+from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Fields
+from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
+from engine.spec.rope_fields import hf_rope
+from engine.spec.safetensors_header import read_safetensors_header
+from engine.spec.tensor_table import tensor_table
+
+MAX_JSON_BYTES = 1 << 24
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+
+def hf_spec(folder: Path) -> ModelSpec:
+    """Read config.json and the safetensors headers. Raises: UnsupportedFormat, ConfigError."""
+    config = Fields(_json(folder / "config.json"), f"{folder.name}/config.json")
+    family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
+    if "quantization_config" in config:
+        raise config.refuse("quantization_config", "an unquantised checkpoint, or a GGUF file,")
+    config.one_of("hidden_act", ("silu",), "silu")
+    files = _files(folder)
+    tensors = tuple(info for file in files for info in read_safetensors_header(file))
+    _refuse_repeats(folder, tensors)
+    vocab_size = config.whole("vocab_size", 1, MAX_VOCABULARY)
+    max_context = config.whole("max_position_embeddings", 1, MAX_CONTEXT)
+    bos = config.token_ids("bos_token_id", vocab_size)
+    spec = ModelSpec(
+        name=folder.name,
+        architecture=family.key,
+        format=CheckpointFormat.HF,
+        path=str(folder),
+        files=tuple(str(file) for file in files),
+        hidden_size=config.whole("hidden_size", 1, MAX_WIDTH),
+        vocab_size=vocab_size,
+        max_context_tokens=max_context,
+        norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        tie_embeddings=config.truth("tie_word_embeddings", False),
+        layers=_shape(config, family, max_context).layers(family),
+        tensors=tensors,
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=_ends(folder, config, vocab_size),
+        source_dtype=commonest_dtype(tensors),
+    )
+    tensor_table(spec)
+    return spec
+
+
+def _architecture(config: Fields) -> str:
+    """The class name the folder states; exporters that leave it out still state model_type."""
+    stated = config.texts("architectures")
+    if stated:
+        return stated[0]
+    kind = config.text("model_type")
+    return next((f.hf_architectures[0] for f in FAMILIES if f.key == kind), kind)
+
+
+def _shape(config: Fields, family: Family, max_context: int) -> DecoderShape:
+    heads = config.whole("num_attention_heads", 1, MAX_WIDTH)
+    kv_heads = config.whole("num_key_value_heads", 1, heads, heads)
+    if heads % kv_heads:
+        raise config.refuse("num_key_value_heads", f"a divisor of the {heads} heads")
+    hidden = config.whole("hidden_size", 1, MAX_WIDTH)
+    head_dim = config.whole("head_dim", 2, MAX_WIDTH, max(hidden // heads, 2))
+    stated_bias = config.truth("attention_bias", False)
+    return DecoderShape(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=config.whole("intermediate_size", 1, MAX_WIDTH),
+        rope=hf_rope(config, head_dim, max_context),
+        windows=_windows(config, family),
+        qkv_bias=family.bias is Bias.QKV or stated_bias,
+        o_bias=family.bias is Bias.STATED and stated_bias,
+        mlp_bias=config.truth("mlp_bias", False),
+    )
+
+
+def _windows(config: Fields, family: Family) -> tuple[int | None, ...]:
+    layers = config.whole("num_hidden_layers", 1, MAX_LAYERS)
+    in_use = family.window is Window.EVERY_LAYER or (
+        family.window is Window.UPPER_LAYERS and config.truth("use_sliding_window", False)
+    )
+    if not in_use or "sliding_window" not in config:
+        return (None,) * layers
+    window = config.whole("sliding_window", 1, MAX_CONTEXT)
+    kinds = config.texts("layer_types")
+    if kinds:
+        if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+            raise config.refuse("layer_types", f"{layers} of full_attention and sliding_attention")
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    first = config.whole("max_window_layers", 0, MAX_LAYERS, 0) if family.window is Window.UPPER_LAYERS else 0
+    return tuple(window if i >= first else None for i in range(layers))
+
+
+def _ends(folder: Path, config: Fields, vocab_size: int) -> tuple[int, ...]:
+    """End-of-sequence ids of config.json and of generation_config.json, which chat models often extend."""
+    found = list(config.token_ids("eos_token_id", vocab_size))
+    path = folder / "generation_config.json"
+    if path.is_file():
+        found += Fields(_json(path), f"{folder.name}/{path.name}").token_ids("eos_token_id", vocab_size)
+    return tuple(dict.fromkeys(found))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, none of them outside it."""
+    index = folder / INDEX_FILE
+    if index.is_file():
+        weights = Fields(_json(index), f"{folder.name}/{INDEX_FILE}").section("weight_map")
+        names = sorted({str(name) for name in weights.values.values()}) if weights else []
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise UnsupportedFormat(
+                    f"{folder.name}/{INDEX_FILE} names {name[:80]!r}, which is not a safetensors file beside it.",
+                    "Download the checkpoint again.",
+                )
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent or not names:
+            raise UnsupportedFormat(
+                f"{folder.name} lacks {len(absent)} of its {len(names)} weight files, first {absent[:1]}.",
+                "The checkpoint is incomplete: copy the missing files into the folder.",
+            )
+        return [folder / name for name in names]
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
+    hint = "Import a folder with model.safetensors, or with shards and their index."
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in others):
+        hint = "Pickle files can run code and are never opened: save the model as safetensors."
+    elif any(name.endswith(".gguf") for name in others):
+        hint = f"Import the file itself: {folder / others[0]}"
+    raise UnsupportedFormat(f"{folder.name} has neither {SINGLE_FILE} nor {INDEX_FILE}; it has {others[:3]}.", hint)
+
+
+def _refuse_repeats(folder: Path, tensors: tuple[TensorInfo, ...]) -> None:
+    seen: dict[str, str] = {}
+    for info in tensors:
+        if info.name in seen:
+            raise UnsupportedFormat(
+                f"{folder.name} holds {info.name} twice, in {Path(seen[info.name]).name} and {Path(info.file).name}.",
+                "Files of two checkpoints are mixed in one folder: download it again.",
+            )
+        seen[info.name] = info.file
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise UnsupportedFormat(f"{path.name} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its owner."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedFormat(f"{path.name} is not JSON: {error}.", "Download the checkpoint again.") from error
+    if not isinstance(found, dict):
+        raise UnsupportedFormat(f"{path.name} is not a JSON object.", "Download the checkpoint again.")
+    return found

@@ -1,0 +1,32 @@
+"""Where reading a checkpoint starts: which format a path is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.errors import NotFound, UnsupportedFormat
+from engine.spec.gguf_checkpoint import gguf_spec
+from engine.spec.gguf_header import is_gguf
+from engine.spec.hf_checkpoint import hf_spec
+from engine.spec.model_spec import ModelSpec
+
+
+def read_spec(path: str | Path) -> ModelSpec:
+    """Describe the checkpoint at a path: a GGUF file, or a folder with config.json and safetensors files.
+
+    Raises: NotFound when nothing is there; UnsupportedFormat when it cannot be served, with the reason; ConfigError
+    Blocks: for the headers only, some ten milliseconds
+    """
+    path = Path(path)
+    if path.is_dir():
+        return hf_spec(path)
+    if not path.exists():
+        raise NotFound(f"there is no file or folder {path}.", "Check the path; it is seen from the server's side.")
+    if is_gguf(path) or path.suffix == ".gguf":
+        return gguf_spec(path)
+    if path.name == "config.json" or path.suffix == ".safetensors":
+        raise UnsupportedFormat(f"{path.name} is one file of a checkpoint.", f"Import its folder: {path.parent}")
+    raise UnsupportedFormat(
+        f"{path.name} is neither a GGUF file nor a folder with config.json.",
+        "Import a .gguf file, or a Hugging Face folder with safetensors weights.",
+    )

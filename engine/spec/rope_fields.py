@@ -1,0 +1,86 @@
+"""Rotary embedding as checkpoints state it, made one RopeSpec."""
+
+from __future__ import annotations
+
+from engine.errors import UnsupportedFormat
+from engine.spec.fields import MAX_CONTEXT, Fields
+from engine.spec.model_spec import RopeSpec
+
+DEFAULT_THETA = 10000.0
+SCALING_KINDS = ("none", "linear", "llama3", "yarn")  # and "factors": a divisor a frequency, in a GGUF tensor
+
+
+def hf_rope(config: Fields, head_dim: int, max_context_tokens: int) -> RopeSpec:
+    """From rope_parameters, or the older rope_theta and rope_scaling."""
+    _refuse_odd(config, head_dim)
+    stated = config.section("rope_parameters") or config.section("rope_scaling")
+    theta = config.number("rope_theta", 1.0, 1e12, DEFAULT_THETA)
+    if stated is None:
+        return RopeSpec(theta, head_dim)
+    theta = stated.number("rope_theta", 1.0, 1e12, theta)
+    partial = stated.number("partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, 1.0))
+    if partial != 1.0:
+        raise stated.refuse("partial_rotary_factor", "1.0, or none, for this architecture,")
+    name = "rope_type" if "rope_type" in stated else "type"
+    kind = stated.one_of(name, ("default", *SCALING_KINDS[1:]), "default")
+    if kind == "default":
+        return RopeSpec(theta, head_dim)
+    scaling = {"factor": stated.number("factor", 1.0, 1e6)}
+    if kind != "linear":
+        original = stated.whole("original_max_position_embeddings", 1, MAX_CONTEXT, max_context_tokens)
+        scaling["original_max_tokens"] = float(original)
+    if kind == "llama3":
+        scaling["low_freq_factor"] = stated.number("low_freq_factor", 1e-6, 1e6)
+        scaling["high_freq_factor"] = stated.number("high_freq_factor", 1e-6, 1e6)
+    if kind == "yarn":
+        scaling |= _yarn(stated)
+    return RopeSpec(theta, head_dim, kind, tuple(scaling.items()))
+
+
+def _refuse_odd(fields: Fields, head_dim: int) -> None:
+    if head_dim % 2:
+        raise UnsupportedFormat(
+            f"{fields.source} gives heads of {head_dim} dimensions; the rotation pairs them, so they must be even.",
+            "The configuration is damaged: download or convert the checkpoint again.",
+        )
+
+
+def _yarn(stated: Fields) -> dict[str, float]:
+    found = {
+        "beta_fast": stated.number("beta_fast", 0.0, 1e6, 32.0),
+        "beta_slow": stated.number("beta_slow", 0.0, 1e6, 1.0),
+        "truncate": float(stated.truth("truncate", True)),
+    }
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        if name in stated:
+            found[name] = stated.number(name, 0.0, 1e6)
+    return found
+
+
+def gguf_rope(metadata: Fields, prefix: str, head_dim: int, max_context_tokens: int, has_factors: bool) -> RopeSpec:
+    """From {prefix}.rope.*; has_factors says that the file holds rope_freqs.weight."""
+    _refuse_odd(metadata, head_dim)
+    theta = metadata.number(f"{prefix}.rope.freq_base", 1.0, 1e12, DEFAULT_THETA)
+    rotary_dim = metadata.whole(f"{prefix}.rope.dimension_count", 2, head_dim, head_dim)
+    if rotary_dim != head_dim:
+        raise metadata.refuse(
+            f"{prefix}.rope.dimension_count", f"{head_dim}, the head dimension, for this architecture,"
+        )
+    kind = metadata.one_of(f"{prefix}.rope.scaling.type", ("none", "linear", "yarn"), "none")
+    factor = metadata.number(f"{prefix}.rope.scaling.factor", 0.0, 1e6, 0.0)
+    if f"{prefix}.rope.scale_linear" in metadata:  # the older way
+        kind, factor = "linear", metadata.number(f"{prefix}.rope.scale_linear", 1.0, 1e6)
+    if has_factors and kind != "none":
+        raise metadata.refuse(f"{prefix}.rope.scaling.type", "none, since the file also holds rope_freqs.weight,")
+    if has_factors:
+        return RopeSpec(theta, rotary_dim, "factors")
+    if kind == "none" or factor in (0.0, 1.0):
+        return RopeSpec(theta, rotary_dim)
+    scaling = {"factor": factor}
+    if kind == "yarn":
+        name = f"{prefix}.rope.scaling.original_context_length"
+        scaling["original_max_tokens"] = float(metadata.whole(name, 1, MAX_CONTEXT, max_context_tokens))
+        scaling |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": 1.0}
+        if f"{prefix}.rope.scaling.attn_factor" in metadata:
+            raise metadata.refuse(f"{prefix}.rope.scaling.attn_factor", "no value, or yarn's own factor,")
+    return RopeSpec(theta, rotary_dim, kind, tuple(scaling.items()))
