@@ -1,0 +1,8 @@
+"""Text in and out: tokenizers, chat templates, detokenizing, stop strings, tools, reasoning. Never imports torch."""
+
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.loading import load_text
+from engine.text.pipeline import TextPipeline
+from engine.text.stop_matcher import StopMatcher
+
+__all__ = ["IncrementalDetokenizer", "StopMatcher", "TextPipeline", "load_text"]

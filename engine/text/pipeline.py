@@ -1,0 +1,112 @@
+"""TextPipeline: everything between a caller's text and token ids, for one model. Never imports torch."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from engine.errors import InvalidParameter
+from engine.text.chat_template import ChatTemplate
+from engine.text.special_tokens import SpecialTokens
+from engine.text.tokenizer_parts import TokenizerParts
+
+_SECRET_DIGITS = 38  # 126 bits
+
+
+class TextPipeline:
+    """Tokenizer and chat template of one model. All methods may be called from any number of threads at once."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        secret = str(secrets.randbelow(9 * 10**_SECRET_DIGITS) + 10**_SECRET_DIGITS)
+        self._specials = SpecialTokens(parts.specials, opening=f"1{secret}", closing=f"2{secret}")
+        self._chat = ChatTemplate(parts.templates, parts.special_names, self._specials)
+        self.stop_token_ids: tuple[int, ...] = parts.stop_token_ids
+        self.bos_token_id: int | None = parts.bos_token_id
+        self.vocab_size: int = len(parts.table)
+        self.strips_leading_space: bool = parts.strips_leading_space
+        self.special_token_ids: frozenset[int] = self._specials.control_ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat.exists
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be used, one sentence each."""
+        return self._chat.notes
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        """Token ids of text.
+
+        special reads special-token text as special tokens; without it they are plain text. add_bos puts around the
+        text what the tokenizer was made to put there (BOS; [CLS] and [SEP] of an encoder).
+        Raises: InvalidParameter when text holds half a surrogate pair
+        """
+        ids = self._encode_marked(text, marked=False) if special else self._encode_plain(self._parts.head, text)
+        return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids] if add_bos else ids
+
+    def count(self, text: str) -> int:
+        """Tokens of text, special-token text counted as plain."""
+        return len(self.encode(text))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation; no string of the caller's becomes a special token.
+
+        variables are the template's own (enable_thinking, reasoning_effort, documents, ...).
+        Raises: InvalidParameter when there is no template or it refuses the messages
+        """
+        return self._encode_marked(self._chat.render(messages, tools, add_generation_prompt, variables), marked=True)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ids. Bytes that are no UTF-8 are left out."""
+        data = b"".join(self.token_bytes(n) for n in ids if not (skip_special and n in self._specials.control_ids))
+        text = data.decode("utf-8", "ignore")
+        return text[1:] if self.strips_leading_space and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, half characters too; b"" for an id that has no token."""
+        return self._parts.table.bytes_of(token_id)
+
+    def _encode_marked(self, text: str, *, marked: bool) -> list[int]:
+        ids: list[int] = []
+        tokenizer = self._parts.head
+        for piece in self._specials.cut(text, marked=marked):
+            if isinstance(piece, str):
+                ids += self._encode_plain(tokenizer, piece)
+            else:
+                ids.append(piece.token_id)
+            tokenizer = self._parts.tail
+        return ids
+
+    def _encode_plain(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        ids = _encode(tokenizer, text)
+        if self._specials.ids.isdisjoint(ids):
+            return ids
+        # The vocabulary itself spells a special token out of plain text: cut it, finer until it does not.
+        for pieces in (self._specials.broken(text), list(text)):
+            ids = [
+                n for i, piece in enumerate(pieces) for n in _encode(tokenizer if i == 0 else self._parts.tail, piece)
+            ]
+            if self._specials.ids.isdisjoint(ids):
+                return ids
+        raise InvalidParameter("The text holds a character that only a special token of this model can spell.")
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    except (UnicodeEncodeError, TypeError) as error:
+        raise InvalidParameter(
+            "The text holds half a surrogate pair, which is no character.", "Send well-formed Unicode."
+        ) from error
+    return ids
