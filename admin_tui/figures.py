@@ -1,0 +1,57 @@
+"""How numbers, sizes and times are written. None is unknown and written `-`; 0 is a reading."""
+
+from __future__ import annotations
+
+UNKNOWN = "-"
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def count(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def size(value_bytes: int | None) -> str:
+    if value_bytes is None:
+        return UNKNOWN
+    if value_bytes >= _GIB:
+        return f"{value_bytes / _GIB:,.1f} GiB"
+    return f"{value_bytes / _MIB:,.0f} MiB" if value_bytes >= _MIB else f"{value_bytes:,} B"
+
+
+def size_pair(used_bytes: int | None, of_bytes: int | None) -> str:
+    """Both in the unit of the larger, as in `137.1/140.4 GiB`."""
+    known = [value for value in (used_bytes, of_bytes) if value is not None]
+    if not known:
+        return UNKNOWN
+    unit, name, digits = (_GIB, "GiB", 1) if max(known) >= _GIB else (_MIB, "MiB", 0)
+    parts = [UNKNOWN if value is None else f"{value / unit:,.{digits}f}" for value in (used_bytes, of_bytes)]
+    return f"{'/'.join(parts)} {name}"
+
+
+def percent(value: float | None) -> str:
+    """Takes a fraction of 1."""
+    return UNKNOWN if value is None else f"{value * 100:.0f} %"
+
+
+def millis(value_s: float | None) -> str:
+    if value_s is None:
+        return UNKNOWN
+    return f"{value_s * 1000:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"
+
+
+def duration(value_s: float | None) -> str:
+    """The two largest units, as in `4 min 29 s` or `41 d 03 h`."""
+    if value_s is None:
+        return UNKNOWN
+    seconds = max(0, int(value_s))
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02} h"
