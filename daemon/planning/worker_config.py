@@ -1,0 +1,38 @@
+"""From a profile to the start-up file of a worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from daemon.planning.profile import Profile
+from engine.messages import WorkerConfig
+
+# What the supervisor fills in, and what may change in a running worker.
+_NOT_SHAPE = {"worker_id", "endpoint", "heartbeat_s", "knobs"}
+
+
+def worker_config(profile: Profile) -> WorkerConfig:
+    """The template that the supervisor completes with worker_id and endpoint."""
+    return WorkerConfig(
+        worker_id="",
+        model_name=profile.model,
+        model_path=profile.path,
+        endpoint="",
+        device=profile.device,
+        dtype=profile.dtype,
+        kv_dtype=profile.kv_dtype,
+        kv_tokens=profile.kv_tokens,
+        page_tokens=profile.page_tokens,
+        max_context_tokens=profile.context_tokens,
+        threads=profile.threads,
+        knobs=profile.knobs,
+    )
+
+
+def same_shape(one: WorkerConfig, other: WorkerConfig) -> bool:
+    """True if a worker started with one can become the other by its knobs alone."""
+    return _shape(one) == _shape(other)
+
+
+def _shape(config: WorkerConfig) -> dict[str, object]:
+    return {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _NOT_SHAPE}
