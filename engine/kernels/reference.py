@@ -20,18 +20,19 @@ SCORE_ELEMENTS = 1 << 22  # of a tile of attention scores: 16 MiB of float32
 
 
 def linear(x: Tensor, weight: QuantTensor | Tensor, bias: Tensor | None = None) -> Tensor:
-    """x times the weight's transpose. A quantised weight is decoded a tile of rows at a time, never whole.
+    """x times the weight's transpose. A weight of another type than x is decoded a tile of rows at a time, never whole.
 
     Shapes: x [M, K]; weight [N, K]; bias [N] -> [M, N] in x's dtype
     """
-    if isinstance(weight, Tensor):
-        return F.linear(x, weight if weight.dtype == x.dtype else weight.to(x.dtype), bias)
+    if isinstance(weight, Tensor) and weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
     rows, columns = weight.shape
     out = torch.empty(x.shape[0], rows, dtype=x.dtype, device=x.device)
     step = max(1, TILE_ELEMENTS // columns)
     for start in range(0, rows, step):
-        tile = weight.dequantize(slice(start, start + step)).to(x.dtype)
-        out[:, start : start + step] = x @ tile.T
+        tile = slice(start, start + step)
+        decoded = weight[tile] if isinstance(weight, Tensor) else weight.dequantize(tile)
+        out[:, tile] = x @ decoded.to(x.dtype).T
     return out if bias is None else out.add_(bias)
 
 

@@ -1,0 +1,57 @@
+"""Attention over paged keys and values, full or in a sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+from engine.layers.linear import Linear
+from engine.layers.ops import Ops
+from engine.spec.model_spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    spec: AttentionSpec
+    layer: int
+    ops: Ops
+    qkv: Linear  # q's heads, then k's, then v's
+    o: Linear
+    cos_sin: Tensor | None  # None: no rotation
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    norm_eps: float
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Write the new tokens' K and V into their pages, then attend.
+
+        Shapes: x [T, hidden] -> [T, hidden]
+        Mutates: the layer's pages
+        """
+        spec, ops = self.spec, self.ops
+        rows, dim = x.shape[0], spec.head_dim
+        qkv = self.qkv(x).view(rows, spec.num_heads + 2 * spec.num_kv_heads, dim)
+        k_end = spec.num_heads + spec.num_kv_heads
+        q, k, v = qkv[:, : spec.num_heads], qkv[:, spec.num_heads : k_end], qkv[:, k_end:]
+        if self.q_norm is not None and self.k_norm is not None:
+            q = ops.rms_norm(q, self.q_norm, self.norm_eps)
+            k = ops.rms_norm(k, self.k_norm, self.norm_eps)
+        if self.cos_sin is not None:
+            ops.rope(q, k, batch.positions, self.cos_sin)
+        view = batch.kv_views[self.layer]
+        pages = batch.groups[batch.layer_groups[self.layer]]
+        ops.kv_write(k, v, view, pages.write_pages, pages.write_offsets)
+        out = ops.paged_attention(
+            q,
+            view,
+            pages.block_tables,
+            batch.query_starts,
+            batch.context_lens,
+            spec.scale,
+            spec.window_tokens,
+            spec.softcap,
+            None,
+        )
+        return self.o(out.reshape(rows, spec.num_heads * dim))

@@ -1,0 +1,91 @@
+"""Ops: the kernels one model runs with, chosen once at load and remembered with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.kernels import registry
+from engine.kernels.registry import Implementation, OpQuery
+from engine.layers.embedding import Embedding
+from engine.layers.linear import Linear, LinearPart
+from engine.layers.weight import Weight, kind_of, stack_rows
+
+
+class Ops:
+    """What layers call. Built from one query that says the device and the types. Owner: the model that is loaded."""
+
+    def __init__(self, query: OpQuery) -> None:
+        self.query = query
+        self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
+        self._on_reference: list[str] = []
+        self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
+        self.add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+        self.add_rms_norm = self._plain("add_rms_norm")
+        self.rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = self._plain("rope")
+        self.silu_mul: Callable[[Tensor], Tensor] = self._plain("silu_mul")
+        self.kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = self._plain("kv_write")
+        self.paged_attention: Callable[..., Tensor] = self._plain("paged_attention")
+
+    def linear(self, weights: list[Weight], biases: list[Tensor | None]) -> Linear:
+        """One projection, or several of the same input whose outputs stand side by side.
+
+        Neighbours stored alike become one matrix, so that one kernel call serves them.
+        """
+        parts: list[LinearPart] = []
+        first = 0
+        for end in range(1, len(weights) + 1):
+            if end < len(weights) and kind_of(weights[end]) == kind_of(weights[first]):
+                continue
+            impl = self._for_weight("linear", weights[first])
+            packed = _pack(impl, stack_rows(weights[first:end]))
+            parts.append(LinearPart(impl.run, packed, _stack_biases(biases[first:end], weights[first:end])))
+            first = end
+        return Linear(parts, sum(w.shape[0] for w in weights))
+
+    def embedding(self, weight: Weight) -> Embedding:
+        impl = self._for_weight("embedding", weight)
+        return Embedding(impl.run, _pack(impl, weight))
+
+    def notes(self) -> list[str]:
+        """Fall-backs taken, one sentence each."""
+        if not self._on_reference:
+            return []
+        names = ", ".join(self._on_reference)
+        return [f"Plain torch, which is slow, computes {names}: {self._why_not(self._on_reference[0])}."]
+
+    def _why_not(self, label: str) -> str:
+        op, _, kind = label.partition(" ")
+        reasons = [c.reason for c in registry.explain(op, replace(self.query, weight_kind=kind)) if c.reason]
+        return "; ".join(reasons + list(registry.absent_backends().values())) or "no faster kernel is known"
+
+    def _plain(self, op: str) -> Callable[..., Any]:
+        return self._chosen(op, op, self.query).run
+
+    def _for_weight(self, op: str, weight: Weight) -> Implementation:
+        kind = kind_of(weight)
+        return self._chosen(op, f"{op} {kind}", replace(self.query, weight_kind=kind))
+
+    def _chosen(self, op: str, label: str, query: OpQuery) -> Implementation:
+        impl = registry.select(op, query)
+        if label not in self.kernels:
+            self.kernels[label] = registry.why(op, query)
+            if impl.name == "reference":
+                self._on_reference.append(label)
+        return impl
+
+
+def _pack(impl: Implementation, weight: Weight) -> Any:
+    return weight if impl.pack is None else impl.pack(weight)
+
+
+def _stack_biases(biases: list[Tensor | None], weights: list[Weight]) -> Tensor | None:
+    present = [b for b in biases if b is not None]
+    if not present:
+        return None
+    rows = [b if b is not None else present[0].new_zeros(w.shape[0]) for b, w in zip(biases, weights, strict=True)]
+    return torch.cat(rows)

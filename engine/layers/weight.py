@@ -1,0 +1,43 @@
+"""A weight matrix as layers handle it: plain numbers, or rows of quantised blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.quant.quant_tensor import QuantTensor, concatenate_rows
+
+Weight = QuantTensor | Tensor
+
+KIND_OF_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def kind_of(weight: Weight) -> str:
+    return weight.kind if isinstance(weight, QuantTensor) else KIND_OF_DTYPE[weight.dtype]
+
+
+def stack_rows(parts: list[Weight]) -> Weight:
+    """One matrix with the rows of all parts, which must agree in kind; a single part is given back as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    quantised = [p for p in parts if isinstance(p, QuantTensor)]
+    if quantised:
+        assert len(quantised) == len(parts)
+        return concatenate_rows(quantised)
+    return torch.cat([p for p in parts if isinstance(p, Tensor)])
+
+
+def take_rows(weight: Weight, rows: Tensor) -> Weight:
+    """The rows listed, in that order; copies."""
+    if isinstance(weight, QuantTensor):
+        return QuantTensor(weight.kind, weight.data[rows], (len(rows), weight.shape[1]))
+    return weight[rows]
+
+
+def half_style_rows(num_heads: int, head_dim: int) -> Tensor:
+    """Row order that undoes the interleaved storage of rotary projections.
+
+    Stored row (head, pair, half) becomes (head, half, pair), so that dimension i turns with i + head_dim/2.
+    """
+    stored = torch.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return stored.transpose(1, 2).reshape(-1)

@@ -1,0 +1,94 @@
+"""MappedCheckpoint: a checkpoint's files in memory maps, its tensors as views of them."""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError, UnsupportedFormat
+from engine.layers.weight import Weight
+from engine.quant.quant_tensor import QuantTensor
+from engine.spec.model_spec import ModelSpec, TensorInfo
+from engine.spec.tensor_table import Role, tensor_table
+
+PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Progress = Callable[[int, int], None]  # done bytes, total bytes
+
+
+class MappedCheckpoint:
+    """Tensors by role, without copying: pages come in as they are read and can be let go with release().
+
+    Owner: the loader. Tensors handed out keep their map alive for as long as they live.
+    """
+
+    def __init__(self, spec: ModelSpec, progress: Progress) -> None:
+        self.table = tensor_table(spec)
+        self.total_bytes = sum(info.size_bytes for info in self.table.values())
+        self.done_bytes = 0
+        self._progress = progress
+        self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
+        self._used: list[TensorInfo] = []
+
+    def __contains__(self, role: Role) -> bool:
+        return role in self.table
+
+    def matrix(self, name: str, layer: int | None = None) -> Weight:
+        """A weight as it is stored, a view of the file."""
+        info = self.table[name, layer]
+        raw = self._bytes(info)
+        dtype = PLAIN_DTYPES.get(info.dtype)
+        if dtype is None:
+            rows, columns = info.shape
+            return QuantTensor(info.dtype, raw.view(rows, -1), (rows, columns))
+        if raw.storage_offset() % dtype.itemsize:
+            raw = raw.clone()  # safetensors does not promise alignment, views need it
+        return raw.view(dtype).view(info.shape)
+
+    def vector(self, name: str, layer: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """A norm or bias, copied to its device and type."""
+        stored = self.matrix(name, layer)
+        assert isinstance(stored, Tensor)
+        return stored.to(device=device, dtype=dtype, copy=True)
+
+    def release(self) -> None:
+        """Let go of the pages read since the last call and report progress; views stay valid and read them again."""
+        for info in self._used:
+            start = -(-info.offset_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = (info.offset_bytes + info.size_bytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if length > 0:
+                self._maps[info.file][0].madvise(mmap.MADV_DONTNEED, start, length)
+            self.done_bytes += info.size_bytes
+        self._used.clear()
+        self._progress(self.done_bytes, self.total_bytes)
+
+    def _bytes(self, info: TensorInfo) -> Tensor:
+        self._used.append(info)
+        return self._maps[info.file][1][info.offset_bytes : info.offset_bytes + info.size_bytes]
+
+
+def _map(file: str) -> tuple[mmap.mmap, Tensor]:
+    """The file as a read-only map and as one uint8 tensor over it."""
+    try:
+        with Path(file).open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.", "Check the path and its owner.") from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to weights
+        return mapped, torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def check_size(spec: ModelSpec) -> None:
+    """Refuse a file that has become shorter than its header says since it was read."""
+    for info in spec.tensors:
+        size = Path(info.file).stat().st_size
+        if info.offset_bytes + info.size_bytes > size:
+            raise UnsupportedFormat(
+                f"{info.file} has {size:,} bytes; {info.name} ends at {info.offset_bytes + info.size_bytes:,}.",
+                "The file changed after it was imported: import it again.",
+            )

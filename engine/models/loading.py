@@ -1,0 +1,78 @@
+"""load_model: from a ModelSpec to a model that runs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+from engine.errors import UnsupportedFormat
+from engine.kernels.registry import OpQuery
+from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
+from engine.models.decoder import Decoder
+from engine.spec.model_spec import ModelSpec
+
+
+class Model(Protocol):
+    spec: ModelSpec
+    kernels: dict[str, str]  # op, with its weight kind if it has one -> implementation and why
+    notes: list[str]  # fall-backs taken, one sentence each
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """-> logits [R, vocab] float32 of batch.logit_rows"""
+        ...
+
+
+Builder = Callable[[ModelSpec, MappedCheckpoint, torch.device, torch.dtype, OpQuery, int], Model]
+
+# A family of engine.spec.families -> what builds it.
+BUILDERS: dict[str, Builder] = {
+    "llama": Decoder,
+    "mistral": Decoder,
+    "qwen2": Decoder,
+    "qwen3": Decoder,
+}
+
+
+def load_model(
+    spec: ModelSpec,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    max_context_tokens: int | None = None,
+    kv_dtype: torch.dtype | None = None,
+    activation: str = "exact",
+    capabilities: frozenset[str] = frozenset(),
+) -> Model:
+    """Load a checkpoint's weights onto a device, packed for the kernels that will run it.
+
+    Weights are mapped, never held twice: host memory stays near what the kernels keep. progress gets done and total.
+
+    activation: "exact", or "int8" where a kernel may quantise activations
+    Blocks: for as long as the disk takes
+    Raises: UnsupportedFormat, ConfigError
+    """
+    if spec.architecture not in BUILDERS:
+        raise UnsupportedFormat(f"{spec.name}: no model code for the architecture {spec.architecture}.")
+    check_size(spec)
+    device = torch.device(device)
+    head_dim = spec.layers[0].attention.head_dim
+    query = OpQuery(
+        device=device.type,
+        dtype=_name(dtype),
+        kv_dtype=_name(kv_dtype or dtype),
+        head_dim=head_dim,
+        activation=activation,
+        capabilities=capabilities,
+    )
+    checkpoint = MappedCheckpoint(spec, progress)
+    context = max_context_tokens or spec.max_context_tokens
+    return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
