@@ -79,7 +79,7 @@ class Router:
         self.start_text(config.model_path)
         try:
             text = await asyncio.shield(self._texts[config.model_path])
-        except BaseException:
+        except Exception:  # a later start tries again
             self._texts.pop(config.model_path, None)
             raise
         replica = Replica(

@@ -45,6 +45,11 @@ class LogSettings(Section):
 
 
 class WorkerSettings(Section):
+    command: str = Field(
+        default="",
+        description="Command that starts a worker (a wrapper, say); its start-up file is appended. "
+        "Empty is this installation's own engine.",
+    )
     threads: int = Field(default=0, ge=0, le=4096, description="CPU threads of a worker; 0 is every core it may use.")
     start_progress_timeout_s: Seconds = Field(
         default=60.0,
@@ -52,6 +57,9 @@ class WorkerSettings(Section):
     )
     stall_after_s: Seconds = Field(
         default=4.0, description="A ready worker whose counters stand still so long is replaced."
+    )
+    busy_stall_after_s: Seconds = Field(
+        default=60.0, description="The same for a worker that visibly computes: a long step, or a compiling kernel."
     )
     stop_grace_s: Seconds = Field(default=30.0, description="Running streams may take so long to finish when stopping.")
     latch_after: int = Field(default=5, ge=1, le=100, description="Fast exits in a row before a worker is left down.")

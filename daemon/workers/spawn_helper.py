@@ -121,17 +121,22 @@ class SpawnHelper:
         os.read(fd, 4096)
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if found is None:
                 return
+            pid = found.si_pid
+            if pid in self._children:
+                _kill_group(
+                    pid, signal.SIGKILL
+                )  # ranks it left behind; before reaping, while the number is surely its own
+            _, status, usage = os.wait4(pid, 0)
             child = self._children.pop(pid, None)
             if child is not None:
                 self._end(child, status, usage.ru_maxrss)
 
     def _end(self, child: Child, status: int, peak_kib: int) -> None:
-        _kill_group(child.process.pid, signal.SIGKILL)  # ranks that the worker left behind
         _pump(child)
         if child.output_fd in self._selector.get_map():
             self._selector.unregister(child.output_fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +21,15 @@ class ExitInfo:
 
     def __str__(self) -> str:
         if self.signal is not None:
-            return f"killed by signal {self.signal}"
+            return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
         return f"exit status {self.status}" if self.status is not None else "an unseen exit"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return "unnamed"
 
 
 @dataclass(frozen=True, slots=True)

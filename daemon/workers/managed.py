@@ -1,0 +1,274 @@
+"""ManagedWorker: one wanted worker, kept running through as many processes as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import structlog
+
+from daemon.events import EventLog
+from daemon.settings import WorkerSettings
+from daemon.store.base import utc_now
+from daemon.workers.backoff import Backoff
+from daemon.workers.history import History
+from daemon.workers.incarnation import Incarnation, Launch, log_path
+from daemon.workers.states import WorkerState, may_become
+from daemon.workers.view import ExitInfo, WorkerView
+from engine.errors import BayardError, WorkerLost
+from engine.messages import ErrorInfo, Knobs, WorkerConfig, WorkerReady
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient
+
+DAY_S = 86_400.0
+
+log = structlog.get_logger("bayard.workers")
+
+
+class Traffic(Protocol):
+    """Who sends requests to ready workers: the router."""
+
+    def start_text(self, path: str) -> None: ...
+    async def add(self, worker: str, config: WorkerConfig, client: EngineClient, ready: WorkerReady) -> None: ...
+    def remove(self, worker: str) -> None: ...
+    def forget_text(self, path: str) -> None: ...
+
+
+class ManagedWorker:
+    """Owner: the Supervisor. Its loop is one task; every change of state goes through _become."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        serials: Callable[[], str],
+        launch: Launch,
+        settings: WorkerSettings,
+        events: EventLog,
+        history: History,
+        traffic: Traffic,
+    ) -> None:
+        self.config = config
+        self.state = WorkerState.STOPPED
+        self.wanted = True
+        self._serials = serials
+        self._launch = launch
+        self._settings = settings
+        self._events = events
+        self._history = history
+        self._traffic = traffic
+        self._backoff = Backoff(
+            settings.backoff_base_s, settings.backoff_max_s, settings.latch_after, settings.fast_exit_s
+        )
+        self._since_at: datetime = utc_now()
+        self._reason = "not started yet"
+        self._now: Incarnation | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._drain_s = settings.stop_grace_s
+        self._stop_reason = ""
+        self._start_reason = "wanted"
+        self._delay_s: float | None = 0.0
+        self._restarts = 0
+        self._restarted_mono: deque[float] = deque(maxlen=1000)
+        self._last_exit: ExitInfo | None = None
+        self._last_log_lines: tuple[str, ...] = ()
+        self._retry_mono: float | None = None
+        self._task = asyncio.create_task(self._run(), name=f"worker {config.worker_id}")
+
+    @property
+    def name(self) -> str:
+        return self.config.worker_id
+
+    def ask_stop(self, drain_s: float, reason: str, *, wanted: bool) -> None:
+        """Drain, then end; start again if wanted. Returns at once."""
+        self.wanted = wanted
+        self._drain_s = drain_s
+        self._stop_reason = reason
+        self._backoff.reset()
+        self._stop.set()
+
+    def hurry(self) -> None:
+        """Wait for no stream any more."""
+        self._hurry.set()
+
+    async def ended(self) -> None:
+        """Blocks: until the worker is unwanted and gone."""
+        await asyncio.shield(self._task)
+
+    async def set_knobs(self, knobs: Knobs) -> None:
+        """Change the running process, and what later ones start with."""
+        self.config = _with_knobs(self.config, knobs)
+        if self._now is not None and self.state in (WorkerState.READY, WorkerState.WARMING):
+            await self._now.client.set_knobs(knobs)
+
+    def view(self) -> WorkerView:
+        now, now_mono = self._now, time.monotonic()
+        return WorkerView(
+            name=self.name,
+            model=self.config.model_name,
+            state=self.state,
+            since_at=self._since_at,
+            reason=self._reason,
+            config=self.config,
+            pid=now.pid if now else None,
+            ready=now.ready if now else None,
+            progress=now.progress if now else None,
+            stats=now.client.stats if now else None,
+            step_age_s=now_mono - now.client.last_progress_mono if now and now.ready else None,
+            inflight=now.client.inflight if now else 0,
+            restarts=self._restarts,
+            restarts_24h=sum(1 for at in self._restarted_mono if now_mono - at < DAY_S),
+            last_exit=self._last_exit,
+            last_log_lines=self._last_log_lines,
+            retry_in_s=max(0.0, self._retry_mono - now_mono) if self._retry_mono is not None else None,
+            log_path=log_path(self._launch.logs_dir, self.name),
+        )
+
+    async def _run(self) -> None:
+        try:
+            while self.wanted:
+                self._stop.clear()
+                if await self._live_once():
+                    continue  # stopped as asked; again if still wanted
+                await self._after_failure()
+        except Exception as error:  # the border of this task: the worker stays down and says so
+            log.exception("worker_loop_failed", worker=self.name)
+            self._reason = f"internal fault: {error}"
+            self.state = WorkerState.LATCHED
+            self._events.publish("worker", self.name, None, self.state, self._reason, model=self.config.model_name)
+
+    async def _live_once(self) -> bool:
+        """One process from start to end. True if it ended because that was asked."""
+        self._become(WorkerState.STARTING, self._start_reason)
+        run_id = await self._history.began(self.name, self.config.model_name)
+        self._now = now = Incarnation(self._launch, self._settings, self.config, self._serials())
+        now.on_warming = self._on_warming
+        failure: BayardError | None = None
+        try:
+            await self._serve(now, run_id)
+        except BayardError as error:
+            failure = error
+        except Exception as error:  # the border of one process: it ends here, once, and the next start may do better
+            log.exception("worker_fault", worker=self.name)
+            failure = WorkerLost(f"met a fault of the daemon's: {type(error).__name__}: {error}")
+        finally:
+            self._traffic.remove(self.name)
+            now.client.fail_all(_error_for_streams(self.name, failure))
+            if failure is not None and self.state in (WorkerState.READY, WorkerState.DRAINING):
+                self._become(WorkerState.LOST, failure.message)
+            elif failure is None:
+                self._become(WorkerState.STOPPING, self._stop_reason)
+            exit_info = await now.end(gently=failure is None)
+        self._last_exit = exit_info
+        reason = failure.message if failure else self._stop_reason
+        self._history.ended(run_id, now.pid, exit_info, reason)
+        if failure is None:
+            self._now = None
+            self._become(WorkerState.STOPPED, self._stop_reason)
+            self._start_reason = self._stop_reason
+            return True
+        self._last_log_lines = now.last_log_lines()
+        served_s = time.monotonic() - now.ready_mono if now.ready_mono is not None else 0.0
+        self._delay_s = self._backoff.next_delay_s(reached_ready=now.ready_mono is not None, served_s=served_s)
+        self._reason = reason
+        self._now = None
+        return False
+
+    async def _serve(self, now: Incarnation, run_id: int | None) -> None:
+        """Returns when asked to stop. Raises: BayardError when the process is of no more use."""
+        self._traffic.start_text(self.config.model_path)
+        await now.start()
+        if not await now.until_ready(self._stop):
+            return
+        assert now.ready is not None
+        self._on_warming()
+        if not await self._open_traffic(now, now.ready):
+            return
+        self._history.was_ready(run_id, now.pid)
+        if self.config.knobs != now.config.knobs:  # they were changed while it loaded
+            await now.client.set_knobs(self.config.knobs)
+        self._become(WorkerState.READY, f"loaded in {now.ready.load_s:.1f} s", device=now.ready.device)
+        await now.until_over(self._stop)
+        self._traffic.remove(self.name)
+        self._become(WorkerState.DRAINING, self._stop_reason, inflight=now.client.inflight)
+        if not await now.until_idle(self._drain_s, self._hurry):
+            log.warning("worker_drain_cut", worker=self.name, inflight=now.client.inflight, drain_s=self._drain_s)
+
+    async def _open_traffic(self, now: Incarnation, ready: WorkerReady) -> bool:
+        """Give it to the router, watching the process meanwhile; False if stop was asked."""
+        adding = asyncio.ensure_future(self._traffic.add(self.name, self.config, now.client, ready))
+        watching = asyncio.ensure_future(now.until_over(self._stop))
+        try:
+            await asyncio.wait({adding, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+                return False
+            await _as_worker_error(adding)
+            return True
+        finally:
+            for task in (adding, watching):
+                task.cancel()
+            await asyncio.gather(adding, watching, return_exceptions=True)
+
+    async def _after_failure(self) -> None:
+        """Wait before the next start: for the back-off, or for an operator once latched."""
+        cause = self._reason
+        if self.wanted or self.state is not WorkerState.LOST:
+            self._become(WorkerState.BACKOFF, cause)
+        if not self.wanted:
+            self._become(WorkerState.STOPPED, self._stop_reason)
+            return
+        if self._delay_s is None:
+            count = self._backoff.fast_exits
+            self._become(WorkerState.LATCHED, f"{count} fast exits in a row, the last: {cause}")
+            await self._stop.wait()
+        else:
+            self._retry_mono = time.monotonic() + self._delay_s
+            try:
+                await asyncio.wait_for(self._stop.wait(), self._delay_s)
+            except TimeoutError:
+                self._reason = cause
+            self._retry_mono = None
+        if not self.wanted:
+            self._become(WorkerState.STOPPED, self._stop_reason)
+            return
+        self._start_reason = self._stop_reason if self._stop.is_set() else f"again after: {cause}"
+        self._restarts += 1
+        self._restarted_mono.append(time.monotonic())
+
+    def _on_warming(self) -> None:
+        if self.state is WorkerState.STARTING:
+            self._become(WorkerState.WARMING, "loaded; warming up")
+
+    def _become(self, state: WorkerState, reason: str, **fields: object) -> None:
+        assert may_become(self.state, state), f"worker {self.name}: {self.state} -> {state} is no edge"
+        before, self.state = self.state, state
+        self._since_at = utc_now()
+        self._reason = reason
+        self._events.publish("worker", self.name, before, state, reason, model=self.config.model_name, **fields)
+
+
+async def _as_worker_error(adding: asyncio.Future[None]) -> None:
+    """A tokenizer that cannot be loaded ends this start like any other cause."""
+    try:
+        await adding
+    except BayardError:
+        raise
+    except Exception as error:
+        raise WorkerLost(f"the text side of the model could not be loaded: {type(error).__name__}: {error}") from error
+
+
+def _error_for_streams(worker: str, failure: BayardError | None) -> ErrorInfo:
+    if failure is None:
+        return ErrorInfo("draining", f"Worker {worker} was stopped before this request had ended.", "Send it again.")
+    return ErrorInfo(failure.code, f"Worker {worker} {failure.message}.", "Send the request again.")
+
+
+def _with_knobs(config: WorkerConfig, knobs: Knobs) -> WorkerConfig:
+    return msgspec.structs.replace(config, knobs=knobs)
