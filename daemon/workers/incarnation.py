@@ -102,11 +102,7 @@ class Incarnation:
         waiting = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
-                await asyncio.wait(
-                    {self.client.ready, self.process.exited, waiting},
-                    timeout=TICK_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await _first_of(self.client.ready, self.process.exited, waiting)
                 if self.client.ready.done() and not self.client.ready.cancelled():
                     self.ready = self.client.ready.result()
                     self.ready_mono = time.monotonic()
