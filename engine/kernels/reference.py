@@ -76,8 +76,9 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     for heads in (q, k):
         first = heads[..., :half].to(torch.float32)
         second = heads[..., half : 2 * half].to(torch.float32)
-        heads[..., :half] = (first * cos - second * sin).to(heads.dtype)
-        heads[..., half : 2 * half] = (second * cos + first * sin).to(heads.dtype)
+        # Both halves before either is written: in float32 `first` and `second` are views of what is written.
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        heads[..., :half], heads[..., half : 2 * half] = (part.to(heads.dtype) for part in rotated)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
