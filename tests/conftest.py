@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# Before anything imports triton: without an accelerator its kernels run in the interpreter, on CPU tensors.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -1,0 +1,85 @@
+"""RMSNorm, the residual's sum with it, and SwiGLU, one pass each over memory."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_WIDTH = 65536  # one program holds a row
+
+
+@triton.jit
+def _rms_norm_kernel(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_rms_norm_kernel(x, residual, weight, out, total_out, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    place = row * width + columns
+    added = tl.load(x + place, mask=mask, other=0.0) + tl.load(residual + place, mask=mask, other=0.0)
+    tl.store(total_out + place, added, mask=mask)
+    values = added.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Shapes: x [..., K], rows of one stride; weight [K] -> like x, contiguous"""
+    width = x.shape[-1]
+    rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, width)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if rows.shape[0]:
+        block = triton.next_power_of_2(width)
+        _rms_norm_kernel[(rows.shape[0],)](
+            rows, weight, out, rows.stride(0), width, eps, block, num_warps=_warps(block)
+        )
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes: x, residual [T, K] contiguous; weight [K] -> (normed, new residual)"""
+    count, width = x.shape
+    x, residual = x.contiguous(), residual.contiguous()
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    if count:
+        block = triton.next_power_of_2(width)
+        _add_rms_norm_kernel[(count,)](x, residual, weight, out, total, width, eps, block, num_warps=_warps(block))
+    return out, total
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Shapes: gate_up [M, 2I] -> [M, I]"""
+    gate_up = gate_up.contiguous()
+    count, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
+    if count:
+        block = min(1024, triton.next_power_of_2(width))
+        _silu_mul_kernel[(count, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+    return out
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 512))
