@@ -4,7 +4,7 @@
       ConfigError          exit 78: settings, files and folders the operator controls
       HardwareError        DeviceUnusable, DeviceLost
       PlanError            DoesNotFit, UnsupportedFormat
-      RequestError         4xx: InvalidParameter, ContextTooLong, ModelNotFound, Unauthenticated, PermissionDenied
+      RequestError         4xx: InvalidParameter, ContextTooLong, ModelNotFound, NotFound, Unauthenticated, PermissionDenied, Cancelled
       AdmissionError       429/503: QueueFull, QuotaExceeded, Draining, NotReady
       WorkerError          5xx: WorkerLost, WorkerStalled, NumericalFault
       StoreError           MigrationFailed, Conflict
@@ -108,6 +108,14 @@ class PermissionDenied(RequestError):
     code = "permission_denied"
     http_status = 403
     grpc_status = "PERMISSION_DENIED"
+
+
+class Cancelled(RequestError):
+    """An operator or a stopping worker ended the request before it was complete."""
+
+    code = "cancelled"
+    http_status = 400
+    grpc_status = "CANCELLED"
 
 
 class AdmissionError(BayardError):

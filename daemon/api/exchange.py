@@ -1,0 +1,138 @@
+"""Exchange: one HTTP request and its answer, above raw ASGI and below the contracts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from daemon.api.body import decode_json_off_loop
+from daemon.api.errors import WireError, route_error
+from daemon.tenants.principal import Principal
+
+if TYPE_CHECKING:
+    from daemon.api.services import Services
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = (b"content-type", b"application/json")
+BODY_CHUNK_TIMEOUT_S = 20.0
+
+
+class RouteRefusal(Exception):
+    """The transport itself refuses: wrong media type, too large, too slow."""
+
+    def __init__(self, wire: WireError) -> None:
+        super().__init__(wire.body["message"])
+        self.wire = wire
+
+
+class ClientGone(Exception):
+    """The client closed before its request was complete; nobody is left to answer."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Mutable. Owner: one call of the application."""
+
+    scope: Scope
+    receive: Receive
+    _send: Send
+    services: Services
+    principal: Principal | None = None
+    path_tail: str = ""  # what follows the route's prefix, percent-decoded once
+    request_id: str = field(default_factory=lambda: "req_" + secrets.token_hex(12))
+    status: int | None = None  # of the answer, once it has begun
+    ended: bool = False
+
+    def header(self, name: bytes) -> bytes | None:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    async def read_json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
+        """The checked body. Raises: RouteRefusal, ClientGone, InvalidParameter"""
+        self._check_media_type()
+        return await decode_json_off_loop(await self._read_body(), decoder)
+
+    async def respond(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = (JSON,)) -> None:
+        """A whole answer in one piece."""
+        await self.begin(status, (*headers, (b"content-length", str(len(body)).encode())))
+        if self.scope["method"] == "HEAD":
+            body = b""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.status = status
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, (b"x-request-id", self.request_id.encode())],
+            }
+        )
+
+    async def write(self, chunk: bytes, *, more: bool = True) -> None:
+        self.ended = not more
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+    async def refuse(self, wire: WireError) -> None:
+        await self.respond(wire.status, wire.encode(), (JSON, *wire.headers))
+
+    async def closed_by_client(self) -> None:
+        """Return when the client has gone. Only after the body was read."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def _check_media_type(self) -> None:
+        kind = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
+        if kind != b"application/json" and not kind.endswith(b"+json"):
+            shown = kind.decode("latin-1")[:64] or "none"
+            raise RouteRefusal(
+                route_error(415, "unsupported_media_type", f"The body must be application/json; its type is {shown}.")
+            )
+
+    async def _read_body(self) -> bytes:
+        most = self.services.settings.limits.max_body_bytes
+        told = self.header(b"content-length")
+        if told is not None and told.isdigit() and int(told) > most:
+            raise too_large(int(told), most)
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(BODY_CHUNK_TIMEOUT_S):
+                    message = await self.receive()
+            except TimeoutError:
+                raise RouteRefusal(
+                    _closing(400, "body_timeout", f"No more of the body came for {BODY_CHUNK_TIMEOUT_S:.0f} s.")
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > most:
+                raise too_large(size, most)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+def too_large(size: int, most: int) -> RouteRefusal:
+    return RouteRefusal(
+        _closing(413, "body_too_large", f"The body has {size:,} bytes or more; at most {most:,} are accepted.")
+    )
+
+
+def _closing(status: int, code: str, message: str) -> WireError:
+    """The rest of the body is not wanted, so the connection ends with the answer."""
+    wire = route_error(status, code, message)
+    return WireError(wire.status, wire.body, ((b"connection", b"close"),))

@@ -1,0 +1,89 @@
+"""The public HTTP application, in plain ASGI: the border where every request ends in exactly one answer."""
+
+from __future__ import annotations
+
+import structlog
+
+from daemon.api.errors import WireError, foreign_error, route_error, wire_error
+from daemon.api.exchange import ClientGone, Exchange, Receive, RouteRefusal, Scope, Send
+from daemon.api.openai.handlers import Generating
+from daemon.api.openai.reply import error_data
+from daemon.api.routes import AuthRule, Found, RouteTable, public_routes
+from daemon.api.services import Services
+from daemon.api.sse import StreamKeeper
+from engine.errors import BayardError
+
+log = structlog.get_logger(__name__)
+
+
+class PublicApp:
+    """Owner: the HTTP server."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.keeper = StreamKeeper()
+        self.table = RouteTable(public_routes(Generating(self.keeper)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        exchange = Exchange(scope, receive, send, self.services)
+        found = self.table.find(scope["method"], scope["path"])
+        try:
+            await self._handle(exchange, found)
+        except ClientGone:
+            exchange.status = exchange.status or 499
+        except RouteRefusal as refusal:
+            await exchange.refuse(refusal.wire)
+        except BayardError as error:
+            await exchange.refuse(wire_error(error))
+        except Exception:  # the border of a request: it ends here, once, and the next one is served
+            log.exception("request_broke", request_id=exchange.request_id, path=found.route and found.route.template)
+            if exchange.status is None:
+                await exchange.refuse(foreign_error())
+            elif not exchange.ended:  # only a stream is begun before it is complete
+                await exchange.write(error_data(foreign_error()), more=False)
+        finally:
+            template = found.route.template if found.route else "unknown"
+            self.services.metrics.http_responses.labels(template, str(exchange.status)).inc()
+
+    async def _handle(self, exchange: Exchange, found: Found) -> None:
+        if found.route is None:
+            raise RouteRefusal(_no_route(exchange.scope, found))
+        if found.route.auth is AuthRule.KEY:
+            exchange.principal = self.services.tenants.authenticate(_secret(exchange))
+        exchange.path_tail = found.tail
+        await found.route.handler(exchange)
+
+
+def build_app(appliance: Services) -> PublicApp:
+    """The ASGI application that the HTTP server runs."""
+    return PublicApp(appliance)
+
+
+def _secret(exchange: Exchange) -> str | None:
+    """The key, from `Authorization: Bearer` or `x-api-key`; both are sent by some client on every route."""
+    bearer = exchange.header(b"authorization")
+    if bearer is not None and bearer[:7].lower() == b"bearer ":
+        return bearer[7:].strip().decode("latin-1")
+    named = exchange.header(b"x-api-key")
+    return None if named is None else named.strip().decode("latin-1")
+
+
+def _no_route(scope: Scope, found: Found) -> WireError:
+    method, path = scope["method"], scope["path"][:256]
+    if found.allowed:
+        return route_error(405, "method_not_allowed", f"{method} is not served at {path}.", allow=found.allowed)
+    return route_error(404, "not_found", f"There is no route {method} {path}.")
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

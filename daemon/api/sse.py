@@ -1,0 +1,105 @@
+"""Server-sent events as every tested client survives them: data lines and comments, nothing else.
+
+One keeper task for all streams comments into silent ones and drops those whose reader has stopped reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from daemon.api.exchange import Exchange
+
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+COMMENT = b": ka\n\n"
+DONE = b"data: [DONE]\n\n"
+COMMENT_AFTER_S = 10.0
+STALLED_AFTER_S = 30.0
+
+
+class SseStream:
+    """One answer as a stream. Begins with the first write, so that earlier failures keep their status."""
+
+    def __init__(self, exchange: Exchange, drop: Callable[[], object]) -> None:
+        self._exchange = exchange
+        self._drop = drop
+        self._lock = asyncio.Lock()
+        self._ended = False
+        self._written_mono = time.monotonic()
+        self._writing_since_mono: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._exchange.status is not None
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Blocks: while the client's buffers are full."""
+        async with self._lock:
+            if not self._ended:
+                await self._put(data, last)
+
+    async def _put(self, data: bytes, last: bool) -> None:
+        self._ended = last
+        self._writing_since_mono = time.monotonic()
+        try:
+            if not self.begun:
+                await self._exchange.begin(200, HEADERS)
+            await self._exchange.write(data, more=not last)
+        finally:
+            self._writing_since_mono = None
+            self._written_mono = time.monotonic()
+
+    def stalled(self, now_mono: float, after_s: float) -> bool:
+        """Whether the client has left one write waiting for so long."""
+        return self._writing_since_mono is not None and now_mono - self._writing_since_mono > after_s
+
+    def silent(self, now_mono: float, after_s: float) -> bool:
+        """Whether a comment is due."""
+        return not self._lock.locked() and now_mono - self._written_mono > after_s
+
+    def drop(self) -> None:
+        """Give the client up."""
+        self._drop()
+
+
+class StreamKeeper:
+    """Owner: the application. Its task lives while there are streams."""
+
+    def __init__(self, comment_after_s: float = COMMENT_AFTER_S, stalled_after_s: float = STALLED_AFTER_S) -> None:
+        self.comment_after_s = comment_after_s
+        self.stalled_after_s = stalled_after_s
+        self._streams: set[SseStream] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: SseStream) -> None:
+        self._streams.add(stream)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="stream-keeper")
+
+    def remove(self, stream: SseStream) -> None:
+        self._streams.discard(stream)
+        if not self._streams and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        tick_s = min(1.0, self.comment_after_s / 4, self.stalled_after_s / 4)
+        writing: set[asyncio.Task[None]] = set()  # a comment may find the buffers full just then
+        while True:
+            await asyncio.sleep(tick_s)
+            now = time.monotonic()
+            for stream in self._streams:
+                if stream.stalled(now, self.stalled_after_s):
+                    stream.drop()
+                elif stream.silent(now, self.comment_after_s):
+                    task = asyncio.create_task(stream.write(COMMENT))
+                    writing.add(task)
+                    task.add_done_callback(writing.discard)

@@ -1,0 +1,212 @@
+"""Generation: one admitted request on its way through an engine, ended exactly once by `_end`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from daemon.serving.choice import ChoiceDecoder
+from daemon.serving.events import ChoiceDone, Event, Failed, Finished, TextDelta, TokenUsage
+from daemon.serving.live import LiveRequest, RequestState
+from daemon.serving.merge import closing_stream, merge
+from daemon.serving.worker_errors import error_from
+from engine.errors import BayardError, Cancelled, WorkerLost
+from engine.messages import FinishReason, SamplingParams, Submit, TokenDelta
+
+if TYPE_CHECKING:
+    from daemon.router import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """What one choice submits. sampling None: nothing is generated, only the prompt echoed."""
+
+    prompt: int  # number of its prompt
+    token_ids: list[int]
+    sampling: SamplingParams | None
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended, for those who count. outcome: stop, length, abort, or an error's code."""
+
+    outcome: str
+    usage: TokenUsage
+    error: BayardError | None = None
+
+
+class Generation:
+    """Use as an async context manager; leaving it early aborts in the engine. Owner: the protocol's handler."""
+
+    def __init__(
+        self,
+        live: LiveRequest,
+        replica: Replica,
+        plans: list[ChoicePlan],
+        *,
+        stops: tuple[str, ...],
+        continuing: bool,
+        priority: int,
+        cache_salt: str,
+        on_end: Callable[[Generation, Ending], None],
+    ) -> None:
+        self.live = live
+        self.created = int(time.time())
+        self.model = live.model
+        self._replica = replica
+        self._plans = plans
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._on_end = on_end
+        self._ended = False
+        self._events: AsyncGenerator[Event, None] | None = None
+        self._cached_tokens = [0] * len(plans)
+        self._device_s = 0.0
+        self._decoders = [
+            ChoiceDecoder(
+                index,
+                replica.text,
+                stops,
+                logprobs=plan.sampling is not None and plan.sampling.top_logprobs is not None,
+                continuing=continuing,
+            )
+            for index, plan in enumerate(plans)
+        ]
+        self.prompt_tokens = sum({plan.prompt: len(plan.token_ids) for plan in plans}.values())
+
+    @property
+    def id(self) -> str:
+        return self.live.id
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._events is not None:
+            await self._events.aclose()
+        self._end("abort")
+
+    def __aiter__(self) -> AsyncGenerator[Event, None]:
+        """Text as it becomes certain; the last event is the one Finished or Failed."""
+        assert self._events is None, "a generation is read once"
+        self._events = self._run()
+        return self._events
+
+    async def cancel(self) -> None:
+        """End it on an operator's word: the engine aborts, and the client is told so."""
+        for index, decoder in enumerate(self._decoders):
+            if not decoder.done:
+                await self._replica.client.abort(self._engine_id(index))
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
+        reason = "stop"
+        try:
+            for index, plan in enumerate(self._plans):
+                if plan.echo:
+                    yield TextDelta(index, plan.echo)
+                if plan.sampling is None:
+                    self._decoders[index].done = True
+                    yield ChoiceDone(index, "length")
+            async with aclosing(self._deltas()) as deltas:
+                async for index, delta in deltas:
+                    decoder = self._decoders[index]
+                    if delta.finish is not None:
+                        self._note_usage(index, delta)
+                    if decoder.done:
+                        continue  # after a stop string only the engine's own end is waited for
+                    text, stopped = self._feed(decoder, delta)
+                    if text is not None:
+                        yield text
+                    if stopped:
+                        decoder.done = True
+                        yield ChoiceDone(index, "stop")
+                        if delta.finish is None:
+                            await self._replica.client.abort(self._engine_id(index))
+                    elif delta.finish is not None:
+                        reason = finish_reason(delta)
+                        if (rest := decoder.flush()) is not None:
+                            yield rest
+                        decoder.done = True
+                        yield ChoiceDone(index, reason)
+        except BayardError as error:
+            self._end(error.code, error)
+            yield Failed(error)
+            return
+        usage = self._usage()
+        self._end(reason)
+        yield Finished(usage)
+
+    def _feed(self, decoder: ChoiceDecoder, delta: TokenDelta) -> tuple[TextDelta | None, bool]:
+        if not delta.token_ids:
+            return None, False
+        now = time.monotonic()
+        if self.live.first_token_mono is None:
+            self.live.first_token_mono = now
+            self.live.state = RequestState.DECODE
+        self.live.last_token_mono = now
+        self.live.output_tokens += len(delta.token_ids)
+        return decoder.feed(delta)
+
+    async def _deltas(self) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+        indices = [index for index, plan in enumerate(self._plans) if plan.sampling is not None]
+        streams = [self._replica.client.submit(self._submit(index)) for index in indices]
+        if len(streams) == 1:
+            async with closing_stream(streams[0]) as stream:
+                async for delta in stream:
+                    yield indices[0], delta
+        elif streams:
+            async with aclosing(merge(streams)) as merged:
+                async for at, delta in merged:
+                    yield indices[at], delta
+
+    def _submit(self, index: int) -> Submit:
+        plan = self._plans[index]
+        assert plan.sampling is not None
+        return Submit(self._engine_id(index), plan.token_ids, plan.sampling, self._priority, self._cache_salt)
+
+    def _engine_id(self, index: int) -> str:
+        return f"{self.live.id}.{index}"
+
+    def _note_usage(self, index: int, delta: TokenDelta) -> None:
+        if delta.usage is not None:
+            self._cached_tokens[index] = delta.usage.cached_tokens
+            self._device_s += delta.usage.device_s
+
+    def _usage(self) -> TokenUsage:
+        cached: dict[int, int] = {}
+        for plan, tokens in zip(self._plans, self._cached_tokens, strict=True):
+            cached[plan.prompt] = min(cached.get(plan.prompt, tokens), tokens)
+        return TokenUsage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=sum(decoder.num_tokens for decoder in self._decoders),
+            cached_tokens=sum(cached.values()),
+            device_s=self._device_s,
+        )
+
+    def _end(self, outcome: str, error: BayardError | None = None) -> None:
+        """The one function that ends a request, whatever ended it; later calls find it ended."""
+        if not self._ended:
+            self._ended = True
+            self._on_end(self, Ending(outcome, self._usage(), error))
+
+
+def finish_reason(delta: TokenDelta) -> str:
+    """The client's word for how the engine ended a choice. Raises: BayardError where it did not end well."""
+    match delta.finish:
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.ERROR if delta.error is not None:
+            raise error_from(delta.error)
+        case FinishReason.ABORT:
+            raise Cancelled("The engine ended the request before it was complete.", "Send it again.")
+        case _:
+            raise WorkerLost("The worker ended the request without a reason.", "Send it again.")

@@ -1,0 +1,123 @@
+"""From prompts to token ids, and whether they fit: the text work before a request meets the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daemon.serving.request import ChatPrompt, GenerationRequest, Prompt, Sampling, TextPrompt
+from daemon.tenants.limits import TenantLimits
+from engine.errors import ContextTooLong, InvalidParameter
+from engine.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.text import TextPipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """token_ids to submit; echo is the prompt as text where the client wants it back."""
+
+    token_ids: list[int]
+    echo: str = ""
+
+
+def prepare_prompts(request: GenerationRequest, text: TextPipeline) -> list[PreparedPrompt]:
+    """Render and tokenise. Blocks: in proportion to the text; runs in a thread.
+
+    Raises: InvalidParameter
+    """
+    return [_prepare(prompt, request, text) for prompt in request.prompts]
+
+
+def resolve_sampling(
+    request: GenerationRequest,
+    prompt_tokens: int,
+    max_context_tokens: int,
+    limits: TenantLimits,
+    text: TextPipeline,
+    choice: int,
+) -> SamplingParams:
+    """The engine's parameters for one choice; each choice of one prompt draws from a seed of its own.
+
+    Raises: ContextTooLong, InvalidParameter
+    """
+    asked = request.sampling
+    max_tokens = _max_tokens(request, prompt_tokens, max_context_tokens, limits)
+    _check_vocabulary(asked, text.vocab_size)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        seed=None if asked.seed is None else _shifted(asked.seed, choice % request.n),
+        stop_token_ids=tuple(text.stop_token_ids),
+        ignore_eos=asked.ignore_eos,
+        min_tokens=min(asked.min_tokens, max_tokens),
+        top_logprobs=asked.top_logprobs,
+        logit_bias=asked.logit_bias,
+    )
+
+
+def _max_tokens(request: GenerationRequest, prompt_tokens: int, context: int, limits: TenantLimits) -> int:
+    if limits.max_context_tokens is not None:
+        context = min(context, limits.max_context_tokens)
+    room = context - prompt_tokens
+    if room < 1:
+        raise ContextTooLong(
+            f"The prompt has {prompt_tokens:,} tokens; "
+            f"the model {request.model} here allows {context:,} for prompt and answer.",
+            "Shorten it, or ask for a model with a longer context.",
+            param="messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt",
+        )
+    asked, most = request.sampling.max_tokens, limits.max_output_tokens
+    if asked is None:
+        return room if most is None else min(room, most)
+    if most is not None and asked > most:
+        raise InvalidParameter(
+            f"{asked:,} output tokens were asked for; this tenant may have {most:,}.",
+            "Ask for fewer.",
+            param="max_tokens",
+        )
+    if asked > room:
+        raise ContextTooLong(
+            f"The prompt has {prompt_tokens:,} tokens and {asked:,} more were asked for; "
+            f"the model {request.model} here allows {context:,} for both.",
+            f"Ask for at most {room:,}, or shorten the prompt.",
+            param="max_tokens",
+        )
+    return max(1, asked)
+
+
+def _shifted(seed: int, by: int) -> int:
+    """seed + by within 64 bits."""
+    return (seed + by + 2**63) % 2**64 - 2**63
+
+
+def _check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
+    for token_id in sampling.logit_bias or ():
+        if token_id >= vocab_size:
+            raise InvalidParameter(
+                f"logit_bias names token {token_id}; the model has {vocab_size:,}.", param="logit_bias"
+            )
+
+
+def _prepare(prompt: Prompt, request: GenerationRequest, text: TextPipeline) -> PreparedPrompt:
+    if isinstance(prompt, ChatPrompt):
+        return PreparedPrompt(text.render_chat(list(prompt.messages), **request.template_kwargs))
+    if isinstance(prompt, TextPrompt):
+        token_ids = text.encode(prompt.text, special=True, add_bos=True)
+        if not token_ids:
+            raise InvalidParameter("The prompt has no tokens.", param="prompt")
+        return PreparedPrompt(token_ids, prompt.text if request.echo else "")
+    for token_id in prompt.token_ids:
+        if not 0 <= token_id < text.vocab_size:
+            raise InvalidParameter(
+                f"prompt holds token id {token_id}; the model has {text.vocab_size:,}.", param="prompt"
+            )
+    token_ids = list(prompt.token_ids)
+    return PreparedPrompt(token_ids, text.decode(token_ids) if request.echo else "")
