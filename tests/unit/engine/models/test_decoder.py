@@ -1,0 +1,174 @@
+"""Every family beside transformers, on small random weights: the same logits however the prompt is cut up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.models import Model
+from engine.models.loading import BUILDERS
+from engine.spec import read_spec
+from engine.spec.families import FAMILIES
+
+VOCABULARY = 101
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,  # wide, so that attention is not uniform and a wrong mask shows
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("Llama", {"head_dim": 16}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1}),
+    "llama-no-gqa": ("Llama", {"num_key_value_heads": 6}),
+    "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-rope-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}},
+    ),
+    "llama-rope-yarn": ("Llama", {"rope_parameters": YARN_ROPE}),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "mistral-full": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-bias": ("Qwen3", {"head_dim": 8, "attention_bias": True}),
+}
+
+
+def prompts() -> list[list[int]]:
+    """Ragged lengths: around page and chunk borders, and one of a single token."""
+    draw = random.Random(5)
+    return [[draw.randrange(VOCABULARY) for _ in range(n)] for n in (1, 37, 16, 70)]
+
+
+def saved_model(name: str, folder: Path) -> Any:
+    """A random transformers model, saved into folder."""
+    family, changes = CASES[name]
+    config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
+    torch.manual_seed(11)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name or "bias" in parameter_name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)  # norms are born as ones, biases as zeros
+    model.save_pretrained(folder)
+    return model
+
+
+def true_logits(model: Any, prompt: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([prompt])).logits[0].float()
+    return logits
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_ragged_chunked_batch_match_transformers(
+    name: str, tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any]
+) -> None:
+    truth = saved_model(name, tmp_path)
+    model = load(tmp_path)
+    expected = [true_logits(truth, p) for p in prompts()]
+    for chunk in (1, 7, 512):
+        for found, wanted in zip(harness(model).run(prompts(), chunk), expected, strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_greedy_tokens_of_ragged_batch_match_transformers(
+    tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any]
+) -> None:
+    truth = saved_model("llama-rope-llama3", tmp_path)
+    running = harness(load(tmp_path))
+    last = {i: int(rows[-1].argmax()) for i, rows in enumerate(running.run(prompts(), 16))}
+    written = {i: [token] for i, token in last.items()}
+    for _ in range(31):
+        logits = running.step({i: [tokens[-1]] for i, tokens in written.items()})
+        for i, rows in logits.items():
+            written[i].append(int(rows[-1].argmax()))
+    for i, prompt in enumerate(prompts()):
+        text = list(prompt)
+        for token in written[i]:
+            assert int(true_logits(truth, text)[-1].argmax()) == token
+            text.append(token)
+
+
+def test_logits_in_bfloat16_stay_near_float32(
+    tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any]
+) -> None:
+    truth = saved_model("llama", tmp_path)
+    model = load(tmp_path, torch.bfloat16)
+    for found, prompt in zip(harness(model).run(prompts(), 16), prompts(), strict=True):
+        wanted = true_logits(truth, prompt)
+        assert found.dtype == torch.float32
+        assert (found - wanted).norm() / wanted.norm() < 0.05
+
+
+def test_forward_without_wanted_rows_writes_pages_and_gives_no_logits(
+    tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_model("llama", tmp_path)
+    model = load(tmp_path)
+    running = harness(model)
+    whole_forward = model.forward
+
+    def forward_without_rows(batch: Any) -> torch.Tensor:
+        batch.logit_rows = batch.logit_rows[:0]
+        found = whole_forward(batch)
+        assert found.shape == (0, VOCABULARY)
+        return found
+
+    prompt = prompts()[1]
+    monkeypatch.setattr(model, "forward", forward_without_rows)
+    running.step({0: prompt[:20]})
+    monkeypatch.undo()
+    continued = running.step({0: prompt[20:]})[0]
+    torch.testing.assert_close(continued, harness(model).run([prompt], 64)[0][20:], atol=1e-4, rtol=1e-4)
+
+
+def test_builders_and_families_name_the_same_keys() -> None:
+    assert set(BUILDERS) == {family.key for family in FAMILIES}
+    covered = {read_key(name) for name in CASES}
+    assert covered == set(BUILDERS), "each family is compared with transformers"
+
+
+def read_key(case: str) -> str:
+    return case.split("-")[0]
+
+
+def test_sharded_folder_gives_the_same_logits(
+    tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any]
+) -> None:
+    truth = saved_model("qwen2", tmp_path / "whole")
+    truth.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert len(read_spec(tmp_path / "shards").files) > 2
+    whole, shards = load(tmp_path / "whole"), load(tmp_path / "shards")
+    for a, b in zip(harness(whole).run(prompts(), 16), harness(shards).run(prompts(), 16), strict=True):
+        assert torch.equal(a, b)
