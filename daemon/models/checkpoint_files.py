@@ -1,0 +1,101 @@
+"""Which files of a checkpoint belong to it, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import NotFound, UnsupportedFormat
+from engine.spec.model_spec import CheckpointFormat, ModelSpec
+
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".th", ".joblib"})
+_ARCHIVE_SUFFIXES = frozenset({".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z", ".rar"})
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "README.md",
+)
+_LICENCE_PREFIXES = ("license", "licence", "notice", "copying")
+_LICENCE_MAX_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    path: Path
+    relative: str
+    size_bytes: int
+
+
+def refuse_foreign(path: Path) -> None:
+    """Turn away what can never be imported, with the way to something that can.
+
+    Raises: NotFound; UnsupportedFormat for pickles, whose loading would run code, and for archives.
+    """
+    if not path.exists():
+        raise NotFound(f"there is no file or folder {path}.", "Check the path; it is seen from the server's side.")
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(4)
+        if path.suffix in _PICKLE_SUFFIXES or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
+            raise _pickle(path.name)
+        if path.suffix in _ARCHIVE_SUFFIXES or head == b"PK\x03\x04":
+            raise UnsupportedFormat(f"{path.name} is an archive.", "Unpack it and import the folder or the .gguf file.")
+        return
+    if not path.is_dir():
+        raise UnsupportedFormat(f"{path} is neither a file nor a folder.", "Import a .gguf file or a folder.")
+    names = [entry.name for entry in path.iterdir() if entry.is_file()]
+    pickles = sorted(name for name in names if Path(name).suffix in _PICKLE_SUFFIXES and name != "training_args.bin")
+    if pickles and not any(name.endswith(".safetensors") for name in names):
+        raise _pickle(pickles[0])
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if ggufs and "config.json" not in names:
+        raise UnsupportedFormat(
+            f"{path.name} is a folder of {len(ggufs)} GGUF file{'s' if len(ggufs) > 1 else ''}.",
+            f"Import one of them: {path / ggufs[0]}",
+        )
+
+
+def files_of(spec: ModelSpec, path: Path) -> tuple[SourceFile, ...]:
+    """Every file to hash and copy: the weights that the description names, and the known small files beside them."""
+    if spec.format is CheckpointFormat.GGUF:
+        parts = sorted({Path(name) if Path(name).is_absolute() else path.parent / name for name in spec.files})
+        return tuple(_source(part, part.name) for part in parts or [path])
+    names = {Path(name).name for name in spec.files}
+    for entry in path.iterdir():
+        if entry.is_file() and (entry.name in _TEXT_FILES or entry.name.lower().startswith(_LICENCE_PREFIXES)):
+            names.add(entry.name)
+    return tuple(_source(path / name, name) for name in sorted(names))
+
+
+def licence_text(path: Path) -> str | None:
+    """The text of a licence file in a checkpoint's folder; None where there is none."""
+    folder = path if path.is_dir() else path.parent
+    if not path.is_dir():
+        return None  # files beside a lone GGUF need not be about it
+    for entry in sorted(folder.iterdir()):
+        if entry.is_file() and entry.name.lower().startswith(_LICENCE_PREFIXES):
+            with entry.open("rb") as file:
+                return file.read(_LICENCE_MAX_BYTES).decode("utf-8", errors="replace")
+    return None
+
+
+def _source(path: Path, relative: str) -> SourceFile:
+    return SourceFile(path, relative, path.stat().st_size)
+
+
+def _pickle(name: str) -> UnsupportedFormat:
+    return UnsupportedFormat(
+        f"{name} is a pickle checkpoint: loading one runs whatever code it holds.",
+        "Convert it to safetensors or GGUF where it came from, and import that.",
+    )

@@ -1,0 +1,47 @@
+"""What the rest of Bayard sees of an imported model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class ModelState(StrEnum):
+    READY = "ready"
+    DAMAGED = "damaged"  # verify found a file that is not what was imported
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    path: str  # relative to the model's folder
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    name: str
+    state: ModelState
+    format: str
+    architecture: str
+    path: str  # what engine.spec.read_spec and a worker are given
+    linked: bool  # True: the operator's own file, used where it lies
+    num_parameters: int
+    weight_bytes: int
+    max_context_tokens: int
+    source_dtype: str
+    licence: str | None
+    imported_at: datetime
+    verified_at: datetime | None
+    files: tuple[FileRecord, ...]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportProgress:
+    stage: str  # "checking", "hashing", "copying", "verifying"
+    file: str
+    done_bytes: int
+    total_bytes: int
