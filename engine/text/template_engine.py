@@ -67,7 +67,7 @@ def _check_method(text: str, name: str, args: tuple[Any, ...]) -> None:
     """Refuse a call of a str method whose result would be over the size limit."""
     if name in _PADDING:
         _check_size(sum(arg for arg in args if isinstance(arg, int)))
-    elif name in ("format", "format_map", "%") and _WIDE_FORMAT.search(text):
+    elif name in ("format", "%") and _WIDE_FORMAT.search(text):
         raise TemplateTooCostly(f"it formats with a computed or very large width: {text[:40]!r}")
     elif name == "replace" and len(args) > 1:
         _check_size(len(text) + text.count(str(args[0])) * len(str(args[1])))
@@ -91,6 +91,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             _check_method(left, "%", ())
         return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_method(value.__self__, "format", ())
+        return wrapped
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(obj, "__self__", None)
