@@ -1,0 +1,220 @@
+"""GGUF models: the real small one beside transformers reading the same file, and random ones written to files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine.models import Model
+
+PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time, in a village by the sea,")
+NEW_TOKENS = 12
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def truth(smollm_path: Path) -> Any:
+    """What transformers makes of the same file, in float32."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        smollm_path.parent, gguf_file=smollm_path.name, dtype=torch.float32
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def prompt_ids(smollm_path: Path) -> list[list[int]]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm_path.parent, gguf_file=smollm_path.name)
+    return [tokenizer(text)["input_ids"] for text in PROMPTS]
+
+
+def test_smollm_logits_and_greedy_tokens_match_transformers(
+    smollm_path: Path,
+    truth: Any,
+    prompt_ids: list[list[int]],
+    load: Callable[..., Model],
+    harness: Callable[..., Any],
+) -> None:
+    running = harness(load(smollm_path))
+    texts = [list(ids) for ids in prompt_ids]
+    rows = running.run(texts, 5)
+    for ids, found in zip(prompt_ids, rows, strict=True):
+        with torch.no_grad():
+            wanted = truth(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(found, wanted, atol=2e-3, rtol=1e-3)
+    written = [[int(found[-1].argmax())] for found in rows]
+    for _ in range(NEW_TOKENS - 1):
+        logits = running.step({i: tokens[-1:] for i, tokens in enumerate(written)})
+        for i, found in logits.items():
+            written[i].append(int(found[-1].argmax()))
+    for ids, tokens in zip(prompt_ids, written, strict=True):
+        wanted = truth.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
+        assert tokens == wanted[0, len(ids) :].tolist()
+
+
+MEMORY_SCRIPT = """
+import resource, sys, torch
+from engine.batch import ForwardBatch, GroupMeta
+from engine.models import load_model
+from engine.spec import read_spec
+torch.ones(4, 4) @ torch.ones(4, 4)
+peak_kib = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
+spec = read_spec(sys.argv[1])
+seen = []
+model = load_model(spec, "cpu", torch.float32, lambda done, total: seen.append((done, total)))
+loaded = peak_kib()
+attention = spec.layers[0].attention
+views = [torch.zeros(2, 2, attention.num_kv_heads, 16, attention.head_dim) for _ in spec.layers]
+one = torch.tensor([0])
+pages = GroupMeta(torch.tensor([[1]], dtype=torch.int32), one + 1, one)
+starts, contexts = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+model.forward(ForwardBatch(one + 1, one, starts, contexts, one, [pages], views, [0] * len(views), 1, 1))
+assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] == spec.weight_bytes, seen[-1]
+print((loaded - before) << 10, (peak_kib() - before) << 10)
+"""
+
+
+def test_loading_and_running_smollm_stays_within_file_and_tiles(smollm_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_SCRIPT, str(smollm_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    load_bytes, run_bytes = map(int, done.stdout.split())
+    size = smollm_path.stat().st_size
+    assert load_bytes < size + 32 * MEBIBYTE
+    assert run_bytes < size + 96 * MEBIBYTE  # a whole float32 copy would be 538 MB
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rotary rows as converters of the llama architecture store them: halves of a head pairwise."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def gguf_name(name: str) -> str:
+    for theirs, ours in GGUF_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name.replace("model.layers.", "blk.")
+
+
+def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGMLQuantizationType) -> None:
+    """Write a transformers model as converters do, and put what the quantised matrices decode to back into it."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.rope_parameters["rope_type"] == "llama3":
+        plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+        scaled = model.model.rotary_emb.inv_freq.numpy()
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        permute = heads is not None and architecture == "llama"
+        stored_type = matrix_type if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        packed = gguf.quantize(values, stored_type)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(gguf.dequantize(packed, stored_type).reshape(values.shape).copy()))
+        stored = interleaved(packed, heads) if permute else packed
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored), raw_dtype=stored_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("Llama", "llama", "F32", {}),
+    ("Llama", "llama", "F16", {"tie_word_embeddings": True}),
+    ("Llama", "llama", "BF16", {}),
+    ("Llama", "llama", "Q8_0", {"attention_bias": True, "mlp_bias": True}),
+    ("Llama", "llama", "Q4_0", {"rope_parameters": LLAMA3_ROPE}),
+    ("Llama", "llama", "Q5_1", {"head_dim": 32}),
+    ("Qwen2", "qwen2", "Q4_1", {}),
+    ("Qwen3", "qwen3", "Q5_0", {"head_dim": 32}),
+]
+
+
+@pytest.mark.parametrize(("family", "architecture", "kind", "changes"), CASES)
+def test_written_gguf_gives_the_logits_of_its_decoded_weights(
+    family: str,
+    architecture: str,
+    kind: str,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    load: Callable[..., Model],
+    harness: Callable[..., Any],
+) -> None:
+    config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
+    if not hasattr(config, "head_dim"):
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, architecture, gguf.GGMLQuantizationType[kind])
+    prompt = torch.randint(0, 99, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        wanted = model(torch.tensor([prompt])).logits[0]
+    found = harness(load(path)).run([prompt], 9)[0]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
