@@ -1,0 +1,310 @@
+"""Appliance: builds every part of the daemon, starts them in order and stops them in reverse. Where parts meet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from daemon import __version__
+from daemon.events import EventLog
+from daemon.listeners import listen_tcp, listen_unix
+from daemon.notify import keep_manager_informed, notify
+from daemon.router import Router, TextLoader
+from daemon.servers import Grpc, HttpServer
+from daemon.settings import Settings
+from daemon.store.base import utc_now
+from daemon.store.lock import StateLock
+from daemon.store.session import Store
+from daemon.telemetry.metrics import Metrics
+from daemon.workers.process import Spawner
+from daemon.workers.states import WorkerState
+from daemon.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from daemon.models.registry import ModelRegistry
+    from daemon.serving.path import ServingPath
+    from daemon.strategy.controller import PlanController
+    from daemon.strategy.plans import Plans
+    from daemon.strategy.rules import Rules
+    from daemon.tenants.service import TenantService
+    from engine.text import TextPipeline
+
+DRAIN_POLL_S = 0.02
+STOP_MARGIN_S = 15.0  # beyond the grace: workers ended the hard way, usage settled, sockets closed
+
+log = structlog.get_logger("bayard")
+
+
+class ApplianceState(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Appliance:
+    """The running daemon. Made in the main thread before the event loop; everything else happens on the loop.
+
+    Blocks: for the migrations, when made.
+    Raises: ConfigError, MigrationFailed; nothing is left behind then.
+    """
+
+    def __init__(
+        self, settings: Settings, *, worker_env: dict[str, str] | None = None, load_text: TextLoader | None = None
+    ) -> None:
+        self.settings = settings
+        self.version = __version__
+        self.state = ApplianceState.STARTING
+        self.started_at: datetime = utc_now()
+        self.ready_at: datetime | None = None
+        self.http: HttpServer | None = None
+        self.admin: HttpServer | None = None
+        self.grpc: Grpc | None = None
+        self._worker_env = worker_env
+        self._load_text = load_text or load_text_of
+        self._stops: list[tuple[str, Callable[[], Awaitable[None] | None]]] = []
+        self._stop_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        try:
+            self._lock = StateLock.acquire(settings.state_dir)
+            self._stops.append(("lock", self._lock.release))
+            self._spawner = Spawner()
+            self._stops.append(("spawner", self._spawner.close))
+            self.store = Store.open(settings)
+            self._stops.append(("store", self.store.close))
+            self.events = EventLog(self.store)
+            self._stops.append(("events", self.events.close))
+        except BaseException:
+            self.abandon()
+            raise
+
+    # parts that need the event loop; set by start()
+    metrics: Metrics
+    router: Router
+    supervisor: Supervisor
+    models: ModelRegistry
+    plans: Plans
+    rules: Rules
+    tenants: TenantService
+    serving: ServingPath
+    controller: PlanController
+
+    async def start(self) -> None:
+        """Build and start every part in order; on failure stop what was started.
+
+        Raises: ConfigError and whatever a part raises.
+        """
+        started_mono = time.monotonic()
+        try:
+            self._build()
+            await self._open()
+        except BaseException:
+            await self._stop_parts()
+            raise
+        self.state = ApplianceState.SERVING
+        self.ready_at = utc_now()
+        self.metrics.ready_mono = time.monotonic()
+        self.events.publish("appliance", "bayard", "starting", "serving", f"version {self.version}")
+        log.info(
+            "ready",
+            version=self.version,
+            http=self.http_address,
+            grpc=self.grpc_address,
+            admin=str(self.settings.admin_socket),
+            start_s=round(time.monotonic() - started_mono, 3),
+        )
+        notify("READY=1", f"STATUS={self.status_line()}")
+
+    async def run(self) -> None:
+        """Start, serve until a signal, stop. The first SIGTERM or SIGINT drains; the second waits for nothing."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask_stop, signal.Signals(number).name)
+        loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
+        await self.start()
+        informing = asyncio.create_task(keep_manager_informed(self.status_line, self._alive), name="notify")
+        try:
+            await self._stop_asked.wait()
+        finally:
+            grace_s = self.settings.workers.stop_grace_s
+            notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int((grace_s + STOP_MARGIN_S) * 1e6)}")
+            await self.stop()
+            informing.cancel()
+            await asyncio.gather(informing, return_exceptions=True)
+
+    def ask_stop(self, cause: str) -> None:
+        if self._stop_asked.is_set():
+            log.warning("stop_hurried", cause=cause)
+            self._hurry.set()
+            if hasattr(self, "supervisor"):
+                self.supervisor.hurry()
+            return
+        log.info("stop_asked", cause=cause, grace_s=self.settings.workers.stop_grace_s)
+        self._stop_asked.set()
+
+    async def stop(self) -> None:
+        """Refuse new requests, let running ones finish for stop_grace_s, then stop every part. Once only."""
+        if self.state is ApplianceState.STOPPED:
+            return
+        before, self.state = self.state, ApplianceState.DRAINING
+        self.events.publish("appliance", "bayard", before, self.state, "stop asked")
+        self.tenants.admission.draining = True
+        deadline = time.monotonic() + self.settings.workers.stop_grace_s
+        while len(self.serving.live) and time.monotonic() < deadline and not self._hurry.is_set():
+            await asyncio.sleep(DRAIN_POLL_S)
+        cut = len(self.serving.live)
+        if cut:
+            log.warning("drain_cut", requests=cut)
+        self.events.publish("appliance", "bayard", self.state, ApplianceState.STOPPED, "drained", cut_requests=cut)
+        self.state = ApplianceState.STOPPED
+        self.events.close()  # live readers end now, or the servers would wait for them
+        await self._stop_parts()
+        log.info("stopped", cut_requests=cut)
+
+    def abandon(self) -> None:
+        """Free what the constructor took, where the event loop never ran."""
+        for _, stop in reversed(self._stops):
+            stop()
+        self._stops.clear()
+
+    @property
+    def draining(self) -> bool:
+        return self.state in (ApplianceState.DRAINING, ApplianceState.STOPPED)
+
+    @property
+    def http_address(self) -> str | None:
+        return f"http://{_host(self.settings.http.host)}:{self.http.port}" if self.http else None
+
+    @property
+    def grpc_address(self) -> str | None:
+        return f"{_host(self.settings.grpc.host)}:{self.grpc.port}" if self.grpc else None
+
+    def status_line(self) -> str:
+        """One line for systemd and for people."""
+        if self.draining:
+            return f"draining, {len(self.serving.live)} requests to finish"
+        sick = self.supervisor.sickly()
+        if sick:
+            return "; ".join(sick)
+        loading = [view.model for view in self.supervisor.views() if view.state is not WorkerState.READY]
+        served = ", ".join(self.router.models())
+        if loading:
+            return f"loading {', '.join(loading)}" + (f"; serving {served}" if served else "")
+        return (
+            f"serving {served} on {self.http_address}"
+            if served
+            else f"no model loaded; listening on {self.http_address}"
+        )
+
+    def _build(self) -> None:
+        from daemon.models.registry import ModelRegistry
+        from daemon.serving.path import ServingPath
+        from daemon.strategy.controller import PlanController
+        from daemon.strategy.plans import Plans
+        from daemon.strategy.rules import Rules
+        from daemon.tenants.service import TenantService
+
+        settings = self.settings
+        self.metrics = Metrics()
+        self.router = Router(self._load_text)
+        self.supervisor = Supervisor(
+            settings, self._spawner, self.store, self.events, self.router, env=self._worker_env
+        )
+        self.models = ModelRegistry(self.store, settings, self.events)
+        self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
+        self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
+        self.plans = Plans(self.store, self.events)
+        self.rules = Rules(self.store, self.events, settings)
+        self.controller = PlanController(
+            self.plans, self.rules, self.supervisor, self.events, drain_s=settings.workers.stop_grace_s
+        )
+        self.router.views = self.supervisor.views
+        self.metrics.views = self.supervisor.views
+        self.metrics.admission_waiting = lambda: self.tenants.admission.waiting
+        self.metrics.event_failures = lambda: self.events.unwritten_failures
+
+    async def _open(self) -> None:
+        from daemon.api.admin import build_admin_app
+        from daemon.api.http import build_app
+
+        settings = self.settings
+        # every address is taken first: a port in use is said before any model is loaded
+        http_socket = listen_tcp(settings.http.host, settings.http.port, "http")
+        self._stops.append(("http socket", http_socket.close))
+        admin_socket = listen_unix(settings.admin_socket)
+        self._stops.append(("admin socket", lambda: _drop_socket(admin_socket, settings)))
+        self._stops.append(("serving", self.serving.close))
+        await self._start_part("tenants", self.tenants.start, self.tenants.stop)
+        await self._start_part("supervisor", _nothing, self._stop_workers)
+        await self._start_part("controller", self.controller.start, self.controller.stop)
+        if settings.grpc.enabled:
+            await self._open_grpc()
+        self.admin = HttpServer("admin", build_admin_app(self), admin_socket)
+        await self._start_part("admin", self.admin.start, self.admin.stop)
+        self.http = HttpServer("http", build_app(self), http_socket)
+        await self._start_part("http", self.http.start, self.http.stop)
+
+    async def _open_grpc(self) -> None:
+        from daemon.api.grpc.server import build_server
+
+        settings = self.settings.grpc
+        listen_tcp(settings.host, settings.port, "grpc").close()  # gRPC itself would share a port, silently
+        self.grpc = Grpc(build_server(self), settings.host, settings.port)
+        await self._start_part("grpc", self.grpc.start, self.grpc.stop)
+
+    async def _start_part(
+        self, name: str, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._stops.append((name, stop))
+        await start()
+
+    async def _stop_workers(self) -> None:
+        await self.supervisor.stop(0.0)
+
+    async def _stop_parts(self) -> None:
+        """Each part is stopped though another's stop fails; a failure is logged and does not hide the first cause."""
+        while self._stops:
+            name, stop = self._stops.pop()
+            try:
+                result = stop()
+                if result is not None:
+                    await result
+            except Exception:  # the border of one part's end
+                log.exception("stop_failed", part=name)
+
+    def _engine_waiting(self) -> int:
+        return sum(view.stats.waiting for view in self.supervisor.views() if view.stats is not None)
+
+    def _alive(self) -> bool:
+        return self.http is not None and self.http.alive and self.admin is not None and self.admin.alive
+
+
+def load_text_of(path: str) -> TextPipeline:
+    """The tokenizer and chat template of the model at path. Blocks: about a second."""
+    from engine.spec import read_spec
+    from engine.text import load_text
+
+    return load_text(read_spec(Path(path)))
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _drop_socket(sock: object, settings: Settings) -> None:
+    sock.close()  # type: ignore[attr-defined]
+    if os.path.exists(settings.admin_socket):
+        settings.admin_socket.unlink(missing_ok=True)
+
+
+async def _nothing() -> None:
+    return

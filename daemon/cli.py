@@ -1,0 +1,94 @@
+"""The `bayard` command: a table of commands, each loaded from its own file only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from engine.errors import BayardError
+
+# name -> what it is for. daemon/commands/<name>.py holds `app`, a typer.Typer.
+COMMANDS = {
+    "serve": "Run the daemon in the foreground.",
+    "status": "What is running, at a glance.",
+    "models": "Import, list, verify and delete models.",
+    "plan": "What a model would need here and how fast it would be; saved plans.",
+    "schedule": "Which plan runs when.",
+    "tenants": "Who may use the box, and how much of it.",
+    "keys": "API keys: create, list, revoke.",
+    "hw": "The hardware that was found.",
+    "doctor": "Check that the box is sound.",
+    "config": "Settings, each with its source.",
+    "console": "The admin console in this terminal.",
+    "demo": "Import a small model, serve it and ask it one question.",
+    "version": "Version and schema of this installation.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command's file only to run it, so that `bayard --help` and each command start fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(importlib.import_module(f"daemon.commands.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+        formatter.write_paragraph()
+        formatter.write_text("Each command explains itself: bayard COMMAND --help")
+
+
+app = typer.Typer(
+    cls=LazyGroup, no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+@app.callback()
+def bayard() -> None:
+    """Bayard: one box in your own rooms as an LLM service."""
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Exit status: 0 done, 1 failed, 2 wrong usage, 78 a matter of configuration, 130 interrupted."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """As main, for callers that go on."""
+    try:
+        result = typer.main.get_command(app)(args=argv, prog_name="bayard", standalone_mode=False)
+    except BayardError as error:
+        sys.stdout.flush()
+        print(f"bayard: {error}", file=sys.stderr)
+        return error.exit_code
+    except typer.Abort:
+        print("bayard: stopped.", file=sys.stderr)
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        if not hasattr(error, "exit_code") or not hasattr(error, "show"):
+            raise
+        error.show()  # typer's own usage errors
+        return int(error.exit_code)
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()

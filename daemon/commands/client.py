@@ -1,0 +1,154 @@
+"""How a command reaches the daemon: over its admin socket, or, where none runs, the same services in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from daemon.settings import Settings
+from engine.errors import BayardError, ConfigError, all_error_types
+
+if TYPE_CHECKING:
+    from daemon.events import EventLog
+    from daemon.store.session import Store
+
+TIMEOUT_S = 30.0
+BASE = "/admin/v1"
+
+
+class AdminClient:
+    """Paths are below /admin/v1. An error of the daemon is raised as the same BayardError here."""
+
+    def __init__(self, socket_path: Path, timeout_s: float = TIMEOUT_S) -> None:
+        self.socket_path = socket_path
+        self._http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket_path)), base_url="http://bayard", timeout=timeout_s
+        )
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self._call("GET", path, params=params)
+
+    def post(self, path: str, body: Any = None, **params: Any) -> Any:
+        return self._call("POST", path, json=body, params=params)
+
+    def put(self, path: str, body: Any = None, **params: Any) -> Any:
+        return self._call("PUT", path, json=body, params=params)
+
+    def delete(self, path: str, **params: Any) -> Any:
+        return self._call("DELETE", path, params=params)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: str, path: str, **what: Any) -> Any:
+        what["params"] = {key: value for key, value in what["params"].items() if value is not None}
+        try:
+            answer = self._http.request(method, f"{BASE}/{path.lstrip('/')}", **what)
+        except (httpx.ConnectError, FileNotFoundError) as error:
+            raise _unreachable(self.socket_path, error) from error
+        except httpx.TimeoutException as error:
+            raise BayardError(
+                f"the daemon did not answer {method} {path} within {TIMEOUT_S:.0f} s.", "See its log."
+            ) from error
+        except httpx.HTTPError as error:
+            raise BayardError(
+                f"the daemon broke off {method} {path}: {error}.", "See its log, and try again."
+            ) from error
+        if answer.is_success:
+            return answer.json() if answer.content else None
+        raise error_of(answer.status_code, answer.content)
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """This process owns the state folder for the moment."""
+
+    settings: Settings
+    store: Store
+    events: EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Exactly one of the two is there."""
+
+    admin: AdminClient | None
+    offline: Offline | None
+
+
+@contextmanager
+def offline_or_admin(settings: Settings) -> Iterator[Reach]:
+    """The running daemon's admin API if there is one, else its store, under the state lock, in this process.
+
+    Raises: ConfigError if a process holds the state folder and does not answer.
+    """
+    client = AdminClient(settings.admin_socket)
+    with client:
+        if answers(client):
+            yield Reach(client, None)
+            return
+    from daemon.events import EventLog
+    from daemon.store.lock import StateLock
+    from daemon.store.session import Store
+
+    with StateLock.acquire(settings.state_dir):
+        store = Store.open(settings)
+        try:
+            events = EventLog(store)
+            yield Reach(None, Offline(settings, store, events))
+        finally:
+            store.close()
+
+
+@contextmanager
+def admin(settings: Settings) -> Iterator[AdminClient]:
+    """The running daemon. Raises: ConfigError where none answers."""
+    with AdminClient(settings.admin_socket) as client:
+        if not answers(client):
+            raise _unreachable(settings.admin_socket, None)
+        yield client
+
+
+def answers(client: AdminClient) -> bool:
+    """Whether a daemon listens on the socket. Raises: PermissionDenied and the like if it refuses us."""
+    if not client.socket_path.exists():
+        return False
+    try:
+        client.get("whoami")
+    except ConfigError:
+        return False
+    return True
+
+
+def error_of(status: int, content: bytes) -> BayardError:
+    """The error that the daemon meant, of its own class, so that the exit status is right too."""
+    try:
+        body = json.loads(content)
+        body = body.get("error", body)
+        code, message, hint = str(body["code"]), str(body["message"]), str(body.get("hint") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return BayardError(f"the daemon answered with status {status} and nothing readable.", "See its log.")
+    for kind in all_error_types():
+        if kind.code == code:
+            return kind(message, hint)
+    return BayardError(f"{code}: {message}", hint)
+
+
+def _unreachable(socket_path: Path, error: Exception | None) -> ConfigError:
+    why = f": {error}" if error is not None else ""
+    return ConfigError(
+        f"no daemon answers on {socket_path}{why}.",
+        "Start it with `systemctl start bayard` or `bayard serve`, or name its folder with --state-dir.",
+    )

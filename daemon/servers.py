@@ -1,0 +1,111 @@
+"""The three servers (HTTP, admin, gRPC) around their applications: started together, stopped in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import uvicorn
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from grpc.aio import Server as GrpcServer
+
+KEEP_ALIVE_S = 75
+CLOSE_S = 2.0
+
+log = structlog.get_logger("bayard.servers")
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals belong to the Appliance."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """One uvicorn server in this event loop. Owner: the Appliance."""
+
+    def __init__(self, name: str, app: Any, sock: socket.socket) -> None:
+        self.name = name
+        self._sock = sock
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(CLOSE_S),
+                backlog=2048,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int | None:
+        """None for a unix socket."""
+        name = self._sock.getsockname()
+        return int(name[1]) if isinstance(name, tuple) else None
+
+    @property
+    def alive(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def start(self) -> None:
+        """Blocks: until it accepts connections."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]), name=f"server {self.name}")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise ConfigError(f"the {self.name} server ended while starting.", "See the log before this line.")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Stop accepting, let answers be finished for CLOSE_S, close. Harmless when repeated."""
+        if self._task is None:
+            self._sock.close()
+            return
+        self._server.should_exit = True
+        done, _ = await asyncio.wait({self._task}, timeout=CLOSE_S + 2.0)
+        if not done:
+            log.warning("server_close_cut", server=self.name)
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)
+        self._sock.close()
+
+
+class Grpc:
+    """The gRPC server in this event loop. Owner: the Appliance."""
+
+    def __init__(self, server: GrpcServer, host: str, port: int) -> None:
+        self._server = server
+        self._host = host
+        self._port = port
+        self.port: int | None = None
+
+    async def start(self) -> None:
+        """Raises: ConfigError if the port cannot be had."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{self._port}")
+        except RuntimeError as error:
+            raise ConfigError(
+                f"gRPC cannot listen on {host}:{self._port}: {error}.", "Choose another grpc.port."
+            ) from error
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(CLOSE_S)
