@@ -30,6 +30,7 @@ from daemon.workers.states import WorkerState
 from daemon.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from daemon.models.operations import Operations
     from daemon.models.registry import ModelRegistry
     from daemon.serving.path import ServingPath
     from daemon.strategy.controller import PlanController
@@ -92,6 +93,7 @@ class Appliance:
     router: Router
     supervisor: Supervisor
     models: ModelRegistry
+    operations: Operations
     plans: Plans
     rules: Rules
     tenants: TenantService
@@ -159,8 +161,9 @@ class Appliance:
         self.events.publish("appliance", "bayard", before, self.state, "stop asked")
         self.tenants.admission.draining = True
         deadline = time.monotonic() + self.settings.workers.stop_grace_s
-        while len(self.serving.live) and time.monotonic() < deadline and not self._hurry.is_set():
-            await asyncio.sleep(DRAIN_POLL_S)
+        while len(self.serving.live) and time.monotonic() < deadline:
+            if await _set_within(self._hurry, DRAIN_POLL_S):
+                break
         cut = len(self.serving.live)
         if cut:
             log.warning("drain_cut", requests=cut)
@@ -206,6 +209,7 @@ class Appliance:
         )
 
     def _build(self) -> None:
+        from daemon.models.operations import Operations
         from daemon.models.registry import ModelRegistry
         from daemon.serving.path import ServingPath
         from daemon.strategy.controller import PlanController
@@ -220,13 +224,12 @@ class Appliance:
             settings, self._spawner, self.store, self.events, self.router, env=self._worker_env
         )
         self.models = ModelRegistry(self.store, settings, self.events)
+        self.operations = Operations()
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
         self.plans = Plans(self.store, self.events)
         self.rules = Rules(self.store, self.events, settings)
-        self.controller = PlanController(
-            self.plans, self.rules, self.supervisor, self.events, drain_s=settings.workers.stop_grace_s
-        )
+        self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views
         self.metrics.admission_waiting = lambda: self.tenants.admission.waiting
@@ -243,7 +246,9 @@ class Appliance:
         admin_socket = listen_unix(settings.admin_socket)
         self._stops.append(("admin socket", lambda: _drop_socket(admin_socket, settings)))
         self._stops.append(("serving", self.serving.close))
+        self._stops.append(("operations", self.operations.close))
         await self._start_part("tenants", self.tenants.start, self.tenants.stop)
+        await self._start_part("imported", self._start_following, self._stop_following)
         await self._start_part("supervisor", _nothing, self._stop_workers)
         await self._start_part("controller", self.controller.start, self.controller.stop)
         if settings.grpc.enabled:
@@ -266,6 +271,22 @@ class Appliance:
     ) -> None:
         self._stops.append((name, stop))
         await start()
+
+    async def _start_following(self) -> None:
+        self._imported = await asyncio.to_thread(self.models.names)
+        self.router.imported = lambda: self._imported
+        self._following = asyncio.create_task(self._follow_models(), name="follow models")
+
+    async def _follow_models(self) -> None:
+        """Keep the names of imported models at hand: asking the store would hold up the event loop."""
+        with self.events.subscription() as events:
+            async for event in events:
+                if event.kind == "model":
+                    self._imported = await asyncio.to_thread(self.models.names)
+
+    async def _stop_following(self) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
 
     async def _stop_workers(self) -> None:
         await self.supervisor.stop(0.0)
@@ -304,6 +325,14 @@ def _drop_socket(sock: object, settings: Settings) -> None:
     sock.close()  # type: ignore[attr-defined]
     if os.path.exists(settings.admin_socket):
         settings.admin_socket.unlink(missing_ok=True)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _nothing() -> None:

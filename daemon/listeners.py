@@ -93,7 +93,7 @@ def _holder(port: int) -> str | None:
 
     try:
         for found in psutil.net_connections(kind="tcp"):
-            if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:
+            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid:
                 return f"{psutil.Process(found.pid).name()} (process {found.pid})"
     except (psutil.Error, OSError):  # another user's process is not ours to see
         return None
