@@ -38,9 +38,18 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     spec = read_spec(config.model_path)
     dtype = _dtype("dtype", config.dtype, device.default_dtype)
     kv_dtype = _dtype("kv_dtype", config.kv_dtype, dtype)
-    model = load_model(spec, device.torch_device, dtype, lambda done, total: progress("reading", done, total))
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
+    model = load_model(
+        spec,
+        device.torch_device,
+        dtype,
+        lambda done, total: progress("reading", done, total),
+        max_context_tokens=max_context,
+        kv_dtype=kv_dtype,
+        activation=config.activation,
+        capabilities=device.capabilities.names(),
+    )
     if config.max_context_tokens > spec.max_context_tokens:
         notes.append(
             f"A context of {config.max_context_tokens:,} tokens was asked for; {spec.name} was made for "

@@ -183,6 +183,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"  # "cpu", "cuda:0", ...
     dtype: str = "auto"  # activations: "auto", "float32", "bfloat16", "float16"
     kv_dtype: str = "auto"
+    activation: str = "exact"  # "int8" lets a kernel quantise activations of quantised weights
     kv_bytes: int = 0  # 0: sized for kv_tokens
     kv_tokens: int = 0  # 0: enough for knobs.max_running sequences of max_context_tokens, bounded by memory
     page_tokens: int = 16

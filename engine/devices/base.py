@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -15,6 +15,10 @@ class Capabilities:
     triton: bool
     graphs: bool
     host_visible_memory: bool
+
+    def names(self) -> frozenset[str]:
+        """Those it has, as the kernel registry asks for them."""
+        return frozenset(field.name for field in fields(self) if getattr(self, field.name))
 
 
 class Device(Protocol):
