@@ -22,12 +22,15 @@ def budgets_of(
     claims: Mapping[str, Sequence[Claim]] | None = None,
     own_pids: frozenset[int] = frozenset(),
     idle: bool = False,
+    returned_bytes: Mapping[str, int] | None = None,
 ) -> tuple[DeviceBudget, ...]:
     """One budget a device, accelerators first; devices that cannot be used carry the reason.
 
     idle: plan for the machine as it will be when its present loads have ended (what a saved description is for).
+    returned_bytes: by device, what Bayard's own workers hold now and a new plan would give back.
     """
     claims = claims or {}
+    returned = returned_bytes or {}
     numbers: dict[str, int] = {}
     budgets = []
     for accelerator in machine.accelerators:
@@ -36,12 +39,14 @@ def budgets_of(
         numbers[kind] = number + 1
         index = accelerator.index if accelerator.index is not None else number
         device = f"{kind}:{index}"
-        budgets.append(_accelerator(accelerator, device, install, tuple(claims.get(device, ())), own_pids, idle))
-    budgets.append(_cpu(machine, tuple(claims.get("cpu", ())), idle))
+        own = () if idle else (returned.get(device, 0),)
+        budgets.append(_accelerator(accelerator, device, install, tuple(claims.get(device, ())), own_pids, own))
+    budgets.append(_cpu(machine, tuple(claims.get("cpu", ())), () if idle else (returned.get("cpu", 0),)))
     return tuple(budgets)
 
 
-def _cpu(machine: Machine, claims: tuple[Claim, ...], idle: bool) -> DeviceBudget:
+def _cpu(machine: Machine, claims: tuple[Claim, ...], live: tuple[int, ...]) -> DeviceBudget:
+    """live: () to leave what is free now out of account, else the bytes to add to it."""
     memory = machine.memory
     limits: list[tuple[str, int]] = []
     if memory.total_bytes is not None:
@@ -52,8 +57,8 @@ def _cpu(machine: Machine, claims: tuple[Claim, ...], idle: bool) -> DeviceBudge
         limits.append(("the memory set", memory.memory_set_bytes))
     if memory.setting_bytes is not None:
         limits.append(("the operator's setting", memory.setting_bytes))
-    if not idle and memory.available_bytes is not None:
-        limits.append(("the host memory that is free now", memory.available_bytes))
+    if live and memory.available_bytes is not None:
+        limits.append(("the host memory that is free now", memory.available_bytes + live[0]))
     total = memory.effective_limit_bytes
     reserve = max(_HOST_RESERVE_MIN_BYTES, int((total or 0) * _HOST_RESERVE_SHARE))
     return DeviceBudget(
@@ -75,14 +80,14 @@ def _accelerator(
     install: EngineInstall,
     claims: tuple[Claim, ...],
     own_pids: frozenset[int],
-    idle: bool,
+    live: tuple[int, ...],
 ) -> DeviceBudget:
     limits: list[tuple[str, int]] = []
     if accelerator.memory_total_bytes is not None:
         usable = max(0, accelerator.memory_total_bytes - (accelerator.memory_reserved_bytes or 0))
         limits.append(("the device's memory", usable))
-    if not idle and accelerator.available_bytes is not None:
-        limits.append(("the device memory that is free now", accelerator.available_bytes))
+    if live and accelerator.available_bytes is not None:
+        limits.append(("the device memory that is free now", accelerator.available_bytes + live[0]))
     holders = []
     for process in accelerator.processes or ():
         if process.pid not in own_pids:

@@ -7,6 +7,7 @@ marked "shipped".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -21,6 +22,23 @@ class KindRate:
 
     read_bytes_per_s: float  # one row at a time: stored bytes of the matrix per second
     flops: float  # many rows: multiply-adds times two per second
+    points: tuple[tuple[int, float], ...] = ()  # measured (rows, seconds per weight), rows rising; () for a roofline
+
+    def seconds(self, size_bytes: float, elements: float, rows: float) -> float:
+        """Time of matrices of so many stored bytes and weights over `rows` rows."""
+        if not self.points:
+            return max(size_bytes / self.read_bytes_per_s, 2.0 * elements * rows / self.flops)
+        return elements * self._per_weight(rows)
+
+    def _per_weight(self, rows: float) -> float:
+        """Straight lines between what was measured; beyond it time grows with the rows."""
+        points = self.points
+        if rows <= points[0][0] or len(points) == 1:
+            return points[0][1] if rows <= points[0][0] else points[0][1] * rows / points[0][0]
+        for (low, low_s), (high, high_s) in pairwise(points):
+            if rows <= high:
+                return low_s + (high_s - low_s) * (rows - low) / (high - low)
+        return points[-1][1] * rows / points[-1][0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,10 @@ class SpeedModel:
         if rows <= 0:
             return 0.0, False
         rate = self._rates.of_kind(share.kind)
-        read_s = share.size_bytes * touched / rate.read_bytes_per_s
-        compute_s = 2.0 * share.elements * rows / rate.flops
-        return max(read_s, compute_s), compute_s > read_s
+        seconds = rate.seconds(
+            share.size_bytes * touched, share.elements * touched, rows / touched if touched else rows
+        )
+        return seconds, seconds > 1.5 * share.size_bytes * touched / self._rates.read_bytes_per_s
 
     def _attention_s(self, decodes: int, prefill_tokens: int, context_tokens: float) -> float:
         read_bytes = decodes * kv_elements_read(self._spec, context_tokens) * self._kv_element_bytes

@@ -29,9 +29,12 @@ def worker_config(profile: Profile) -> WorkerConfig:
     )
 
 
-def same_shape(one: WorkerConfig, other: WorkerConfig) -> bool:
-    """True if a worker started with one can become the other by its knobs alone."""
-    return _shape(one) == _shape(other)
+def same_shape(running: WorkerConfig, desired: WorkerConfig) -> bool:
+    """True if the running worker can become the desired one by its knobs alone."""
+    now, then = _shape(running), _shape(desired)
+    if desired.threads == 0:  # left to the supervisor's own setting
+        del now["threads"], then["threads"]
+    return now == then
 
 
 def _shape(config: WorkerConfig) -> dict[str, object]:

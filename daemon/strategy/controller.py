@@ -25,7 +25,6 @@ from engine.errors import BayardError
 from engine.messages import Knobs, WorkerConfig
 
 PERIOD_S = 3.0
-_LEAVING = frozenset({WorkerState.DRAINING, WorkerState.STOPPING, WorkerState.STOPPED})
 
 log = structlog.get_logger("bayard.strategy")
 
@@ -34,7 +33,7 @@ class Workers(Protocol):
     """What the controller needs of the supervisor."""
 
     async def want(self, name: str, config: WorkerConfig) -> None: ...
-    async def unwant(self, name: str, drain_s: float) -> None: ...
+    async def unwant(self, name: str, drain_s: float | None, reason: str) -> None: ...
     async def set_knobs(self, name: str, knobs: Knobs) -> None: ...
     def views(self) -> list[WorkerView]: ...
 
@@ -76,7 +75,6 @@ class PlanController:
         supervisor: Workers,
         events: EventLog,
         *,
-        drain_s: float = 30.0,
         period_s: float = PERIOD_S,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -84,7 +82,6 @@ class PlanController:
         self._rules = rules
         self._supervisor = supervisor
         self._events = events
-        self._drain_s = drain_s
         self._period_s = period_s
         self._clock = clock
         self._turn = asyncio.Lock()
@@ -185,8 +182,8 @@ class PlanController:
         desired = {} if plan is None else {p.model: worker_config(p) for p in plan.profiles}
         views = {view.name: view for view in self._supervisor.views()}
         moves = 0
-        for name, view in views.items():
-            if name not in desired and view.state not in _LEAVING:
+        for name in views:
+            if name not in desired:
                 moves += 1
                 self._leave(name, f"plan {decision.plan} does not load it" if decision.plan else decision.reason)
         for name, config in desired.items():
@@ -216,33 +213,34 @@ class PlanController:
     async def _bring(self, name: str, config: WorkerConfig, view: WorkerView | None, decision: Decision) -> int:
         """One step for one worker; 0 if none was needed."""
         why = f"plan {decision.plan}: {decision.reason}"
+        if self._is_leaving(name):
+            return 1  # a later tick starts it again, once it is gone
         if view is None:
             self._events.publish("worker", name, None, "wanted", why)
             await self._supervisor.want(name, config)
             return 1
-        if view.state in _LEAVING:
-            if view.state is WorkerState.STOPPED:
-                self._events.publish("worker", name, "stopped", "wanted", why)
-                await self._supervisor.want(name, config)
-            return 1  # else it is still on its way out; the next tick starts it again
         if not same_shape(view.config, config):
-            self._leave(name, f"{why}; it needs another shape, which cannot be had in the running worker")
+            reason = f"{why}; the running worker has another shape: it is drained and started anew"
+            self._events.publish("worker", name, "wanted", "wanted", reason, move="restart")
+            await self._supervisor.want(name, config)
             return 1
         if view.config.knobs != config.knobs:
             before = view.config.knobs
             await self._supervisor.set_knobs(name, config.knobs)
-            self._events.publish(
-                "worker", name, _spelled(before), _spelled(config.knobs), f"knobs moved in place; {why}", move="knobs"
-            )
+            reason = f"knobs moved in place; {why}"
+            self._events.publish("worker", name, _spelled(before), _spelled(config.knobs), reason, move="knobs")
             return 1
         return 0
 
+    def _is_leaving(self, name: str) -> bool:
+        return any(task.get_name() == name for task in self._leaving)
+
     def _leave(self, name: str, reason: str) -> None:
-        """Drain a worker without holding up the tick; the next one sees that it is leaving."""
-        if any(task.get_name() == name for task in self._leaving):
+        """Drain a worker without holding up the tick."""
+        if self._is_leaving(name):
             return
         self._events.publish("worker", name, "wanted", "unwanted", reason)
-        task = asyncio.create_task(self._supervisor.unwant(name, self._drain_s), name=name)
+        task = asyncio.create_task(self._supervisor.unwant(name, None, reason), name=name)
         self._leaving.add(task)
         task.add_done_callback(self._left)
 

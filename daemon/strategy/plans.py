@@ -108,8 +108,11 @@ class Plans:
         )
         return saved
 
-    def delete(self, name: str) -> None:
-        """Raises: NotFound; Conflict while a rule, an override or the default names it."""
+    def delete(self, name: str, even_default: bool = False) -> None:
+        """even_default: the box is then left without a default plan.
+
+        Raises: NotFound; Conflict while a rule, an override or the default names it.
+        """
 
         def write(session: Session) -> str | None:
             if session.get(Plan, name) is None:
@@ -117,6 +120,10 @@ class Plans:
             rules = session.scalars(select(ScheduleRule.name).where(ScheduleRule.plan == name)).all()
             if rules:
                 return f"schedule rule{'s' if len(rules) > 1 else ''} {', '.join(rules)}"
+            if even_default:
+                session.execute(delete(ScheduleOverride).where(ScheduleOverride.plan == name))
+                if _default(session) == name:
+                    session.execute(delete(Setting).where(Setting.key == DEFAULT_PLAN_KEY))
             if session.scalars(select(ScheduleOverride.id).where(ScheduleOverride.plan == name)).first() is not None:
                 return "an operator's choice: `bayard schedule release` ends it"
             if _default(session) == name:

@@ -1,0 +1,94 @@
+"""Calibration: runs the engine's own probe in a process of its own and reads what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from daemon.planning.budget import DeviceBudget
+from daemon.planning.datasheet import shipped_rates
+from daemon.planning.rates import MEASURED, DeviceRates, KindRate
+from engine.errors import HardwareError
+
+DEFAULT_SECONDS = 15.0
+_START_ALLOWANCE_S = 45.0  # importing torch on a slow disk, and the probe's last measurement
+
+
+class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What engine.calibrate prints."""
+
+    device: str
+    threads: int
+    dtype: str
+    read_bytes_per_s: float
+    kv_read_bytes_per_s: float
+    attention_flops: float
+    layer_overhead_s: float
+    kinds: dict[str, list[tuple[int, float]]]
+    kernels: dict[str, str]
+    left_out: list[str]
+
+
+def measure(budget: DeviceBudget, threads: int, seconds: float, first_kinds: Sequence[str] = ()) -> DeviceRates:
+    """Measure one device; kinds of weights named first are the last to be left out when time runs short.
+
+    Blocks: for about `seconds`, in which nothing else should compute.
+    Raises: HardwareError with the probe's last line.
+    """
+    command = [sys.executable, "-m", "engine.calibrate", "--device", budget.device]
+    command += ["--threads", str(threads), "--seconds", str(seconds)]
+    if first_kinds:
+        command += ["--kinds", ",".join(first_kinds)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + _START_ALLOWANCE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HardwareError(
+            f"calibrating {budget.device} took more than {seconds + _START_ALLOWANCE_S:.0f} s.",
+            "Try again when the machine is idle; shipped rates are used until then.",
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise HardwareError(
+            f"the probe of {budget.device} ended with status {done.returncode}: {last}",
+            "`bayard doctor` checks the installation; shipped rates are used until then.",
+        )
+    return rates_from_probe(json.loads(done.stdout.splitlines()[-1]), budget)
+
+
+def rates_from_probe(printed: dict[str, Any], budget: DeviceBudget) -> DeviceRates:
+    """Raises: HardwareError when the probe printed something else."""
+    try:
+        probe = msgspec.convert(printed, Probe)
+    except msgspec.ValidationError as error:
+        raise HardwareError(f"the probe's answer could not be read: {error}.", "Reinstall Bayard.") from error
+    shipped = shipped_rates(budget)
+    kinds = {kind: _kind(points) for kind, points in probe.kinds.items() if points}
+    detail = f"measured with {probe.threads} threads" if probe.threads else "measured"
+    if probe.left_out:
+        detail += f"; not measured for lack of time: {', '.join(probe.left_out)}"
+    return DeviceRates(
+        device=budget.device,
+        name=budget.name,
+        read_bytes_per_s=probe.read_bytes_per_s,
+        flops=max((rate.flops for rate in kinds.values()), default=shipped.flops),
+        attention_flops=probe.attention_flops,
+        step_overhead_s=shipped.step_overhead_s,
+        layer_overhead_s=probe.layer_overhead_s,
+        kinds=kinds,
+        source=MEASURED,
+        detail=detail,
+        kv_read_bytes_per_s=probe.kv_read_bytes_per_s,
+    )
+
+
+def _kind(points: list[tuple[int, float]]) -> KindRate:
+    """Stored bytes are not known here: the rates in weights a second stand in, and the points are what is used."""
+    rows, seconds = points[-1]
+    return KindRate(read_bytes_per_s=1.0 / points[0][1], flops=2.0 * rows / seconds, points=tuple(points))

@@ -1,0 +1,189 @@
+"""The planning desk: answers about models by name or path, and makes, keeps and clears the plans that are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from daemon.events import EventLog
+from daemon.models.record import ModelRecord
+from daemon.models.registry import ModelRegistry
+from daemon.planning.budget import Claim
+from daemon.planning.install import EngineInstall
+from daemon.planning.machine_budgets import budgets_of
+from daemon.planning.measurements import Measurements
+from daemon.planning.plan import Planner, Request
+from daemon.planning.profile import PlanAnswer, Profile
+from daemon.planning.strategy import Strategy
+from daemon.settings import Settings
+from daemon.store.base import utc_now
+from daemon.strategy.plans import AUTO, OPERATOR, Plans, SavedPlan
+from engine.errors import DoesNotFit, InvalidParameter
+from engine.spec import read_spec
+from engine.spec.model_spec import ModelSpec
+from hwdetect.machine import Machine
+
+AUTOMATIC = (Strategy.LATENCY, Strategy.THROUGHPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMemory:
+    """Memory that Bayard's own workers hold now, by device: free again for a plan that replaces them."""
+
+    held_bytes: Mapping[str, int]
+    pids: frozenset[int] = frozenset()
+
+
+class PlanningDesk:
+    """Blocks: reads headers, the store and the hardware. Call from threads, never from the event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        events: EventLog,
+        models: ModelRegistry,
+        plans: Plans,
+        measurements: Measurements,
+        *,
+        detect: Callable[[], Machine],
+        own_memory: Callable[[], OwnMemory] = lambda: OwnMemory({}),
+        install: EngineInstall | None = None,
+    ) -> None:
+        self._settings = settings
+        self._events = events
+        self._models = models
+        self._plans = plans
+        self._measurements = measurements
+        self._detect = detect
+        self._own_memory = own_memory
+        self._install = install or EngineInstall.here()
+
+    def answer(
+        self, target: str, request: Request, machine: Machine | None = None, beside: Sequence[Profile] = ()
+    ) -> PlanAnswer:
+        """What `bayard plan TARGET` says: a model's name, or a path of one not yet imported.
+
+        machine: plan for that description, as if idle and fully installed. beside: profiles that run at the same time.
+        Raises: NotFound, ModelNotFound, UnsupportedFormat, InvalidParameter.
+        """
+        spec = self.spec_of(target)
+        return self.planner(machine, beside).answer(spec, request)
+
+    def spec_of(self, target: str) -> ModelSpec:
+        """The description of an imported model under its name there, or of a path."""
+        if target in self._models.names():
+            record = self._models.get(target)
+            return replace(read_spec(record.path), name=record.name)
+        path = Path(target).expanduser()
+        if path.is_absolute() or path.exists():
+            return read_spec(path)
+        return self._models.spec_of(target)  # says which names there are
+
+    def planner(self, machine: Machine | None = None, beside: Sequence[Profile] = ()) -> Planner:
+        claims: dict[str, list[Claim]] = {}
+        for profile in beside:
+            claims.setdefault(profile.device, []).append(Claim(profile.model, profile.memory.total_bytes))
+        if machine is not None:
+            budgets = budgets_of(machine, EngineInstall.full(), claims, idle=True)
+            return Planner(budgets)
+        own = self._own_memory()
+        budgets = budgets_of(self._detect(), self._install, claims, own.pids, returned_bytes=own.held_bytes)
+        return Planner(
+            budgets,
+            self._measurements.rates,
+            self._measurements.memory_correction,
+            self._settings.workers.threads,
+        )
+
+    def save(
+        self,
+        name: str,
+        strategy: Strategy,
+        models: Sequence[str],
+        context_tokens: int | None = None,
+        users: int | None = None,
+    ) -> SavedPlan:
+        """Plan imported models together, each beside those before it, and save the outcome.
+
+        Raises: DoesNotFit for the first model that has no room, with both numbers; ModelNotFound, InvalidParameter.
+        """
+        if not models:
+            raise InvalidParameter("no model was named.", "Name at least one imported model.", param="models")
+        if len(set(models)) < len(models):
+            raise InvalidParameter("a model was named twice.", "Name each model once.", param="models")
+        profiles: list[Profile] = []
+        for model in models:
+            record = self._models.get(model)
+            spec = replace(read_spec(record.path), name=record.name)
+            answer = self.planner(beside=profiles).answer(spec, Request(strategy, context_tokens, users))
+            profiles.append(_chosen(answer))
+        now = utc_now()
+        plan = SavedPlan(name, strategy, OPERATOR, tuple(profiles), "", now, now)
+        return self._plans.save(plan, "made by an operator")
+
+    def add_imported(self, record: ModelRecord, spec: ModelSpec) -> None:
+        """Give a new model its place in the automatic plans, or say in an event why it has none."""
+        spec = replace(spec, name=record.name)
+        saved = {plan.name: plan for plan in self._plans.all()}
+        mine = {s: saved.get(s.value) for s in AUTOMATIC}
+        usable = [s for s, plan in mine.items() if plan is None or plan.origin == AUTO]
+        beside = {s: () if (plan := mine[s]) is None else plan.profiles for s in usable}
+        answers = self._answers(spec, usable, beside)
+        for strategy, answer in answers.items():
+            if answer.chosen is None:
+                self._events.publish("plan", strategy.value, "saved", "saved", _why_not(record.name, answer))
+                continue
+            plan = mine[strategy] or SavedPlan(
+                strategy.value, strategy, AUTO, (), "kept up to date by imports", utc_now(), utc_now()
+            )
+            self._plans.save(plan.with_profile(answer.chosen), f"model {record.name} was imported")
+        if self._plans.default() is None:
+            first = next((s.value for s, answer in answers.items() if answer.chosen is not None), None)
+            if first is not None:
+                self._plans.set_default(first, "the first import")
+
+    def _answers(
+        self, spec: ModelSpec, strategies: Sequence[Strategy], beside: Mapping[Strategy, Sequence[Profile]]
+    ) -> dict[Strategy, PlanAnswer]:
+        """Together where the plans hold the same models, so that going between them moves knobs alone."""
+        shapes = {tuple((p.model, p.memory.total_bytes) for p in beside[s]) for s in strategies}
+        if len(shapes) <= 1 or all(not profiles for profiles in beside.values()):
+            return self.planner(beside=beside[strategies[0]] if strategies else ()).pair(spec, strategies)
+        heaviest = max(beside.values(), key=lambda profiles: sum(p.memory.total_bytes for p in profiles))
+        if {p.model for profiles in beside.values() for p in profiles} == {p.model for p in heaviest}:
+            return self.planner(beside=heaviest).pair(spec, strategies)
+        return {s: self.planner(beside=beside[s]).answer(spec, Request(s)) for s in strategies}
+
+    def withdraw(self, model: str) -> list[str]:
+        """Take a model out of the automatic plans; a plan left without models goes. Returns the plans changed.
+
+        Raises: Conflict when a plan that would be left empty is named by a schedule rule.
+        """
+        changed = []
+        for plan in self._plans.all():
+            if plan.origin != AUTO or plan.profile_of(model) is None:
+                continue
+            rest = plan.without_model(model)
+            if rest.profiles:
+                self._plans.save(rest, f"model {model} is being deleted")
+            else:
+                self._plans.delete(plan.name, even_default=True)
+            changed.append(plan.name)
+        return changed
+
+
+def _chosen(answer: PlanAnswer) -> Profile:
+    if answer.chosen is not None:
+        return answer.chosen
+    first = answer.why_not[0] if answer.why_not else None
+    reason = "no device was found" if first is None else f"{first.candidate}: {first.reason}"
+    nearest = next((w.nearest for w in answer.why_not if w.nearest), "")
+    raise DoesNotFit(
+        f"{answer.model} cannot run here: {reason}.", f"What would: {nearest}." if nearest else "See `bayard plan`."
+    )
+
+
+def _why_not(model: str, answer: PlanAnswer) -> str:
+    reasons = "; ".join(f"{w.candidate}: {w.reason}" for w in answer.why_not[:2])
+    return f"model {model} was not added: {reasons}"

@@ -1,0 +1,233 @@
+"""What this machine really does, in seconds: `python -m engine.calibrate --device cpu` prints one JSON object.
+
+Times the kernels that the registry would choose, on matrices larger than any cache, and stops within --seconds. The
+daemon runs it in a process of its own, because it never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from engine.devices import Device, open_device
+from engine.devices.cpu import usable_cpus
+from engine.ggml_types import COMPUTABLE_TYPES, TYPE_BY_NAME
+from engine.kernels.registry import OpQuery, select, why
+from engine.quant.quant_tensor import QuantTensor
+
+KINDS = ("Q4_K", "Q4_0", "Q4_1", "Q8_0", "Q6_K", "BF16", "F32")
+ROWS = (1, 4, 16, 64, 256)
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_COLUMNS = 2048
+_HOST_BYTES = 96 << 20  # of matrices per kind on a CPU: above the cache of one socket's share
+_DEVICE_BYTES = 1 << 30
+
+
+class Bench:
+    """Times callables against one deadline. Owner: main."""
+
+    def __init__(self, device: Device, seconds: float) -> None:
+        self._device = device
+        self._deadline = time.perf_counter() + seconds
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._deadline - time.perf_counter())
+
+    def best_s(self, work: Callable[[], object], at_most_s: float, at_least: int = 2) -> float:
+        """The best of several runs after one that warms up."""
+        work()
+        self._device.synchronize()
+        best, spent, runs = float("inf"), 0.0, 0
+        while runs < at_least or (spent < min(at_most_s, self.left_s) and runs < 50):
+            began = time.perf_counter()
+            work()
+            self._device.synchronize()
+            elapsed = time.perf_counter() - began
+            best, spent, runs = min(best, elapsed), spent + elapsed, runs + 1
+        return best
+
+
+def read_bytes_per_s(bench: Bench, device: torch.device, slice_s: float) -> float:
+    """Streaming read of plain memory."""
+    size = _HOST_BYTES * 2 if device.type == "cpu" else _DEVICE_BYTES
+    data = torch.ones(size // 4, dtype=torch.float32, device=device)
+    return size / bench.best_s(data.sum, slice_s, at_least=3)
+
+
+def matrices(kind: str, device: torch.device, dtype: torch.dtype) -> list[QuantTensor | torch.Tensor]:
+    """Weights of one kind, together larger than caches."""
+    total = _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
+    stored = TYPE_BY_NAME[kind]
+    rows = 4096
+    one = rows * stored.row_bytes(_COLUMNS)
+    count = max(2, total // one)
+    made: list[QuantTensor | torch.Tensor] = []
+    for _ in range(count):
+        if kind in _PLAIN:
+            made.append(torch.full((rows, _COLUMNS), 0.01, dtype=_PLAIN[kind], device=device))
+        else:
+            # 0x2c bytes: every half-precision scale in them is a normal number, so nothing runs into denormals
+            data = torch.full((rows, stored.row_bytes(_COLUMNS)), 0x2C, dtype=torch.uint8, device=device)
+            made.append(QuantTensor(kind, data, (rows, _COLUMNS)))
+    return made
+
+
+def linear_points(
+    bench: Bench, kind: str, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str], slice_s: float
+) -> list[tuple[int, float]]:
+    """(rows, seconds per weight) of the linear kernel that a model with such weights would get."""
+    query = OpQuery(device.type, _DTYPE_NAMES[dtype], weight_kind=kind, capabilities=capabilities)
+    impl = select("linear", query)
+    weights = matrices(kind, device, dtype)
+    pack = impl.pack if impl.pack is not None else lambda weight: weight
+    packed = [pack(weight) for weight in weights]
+    elements = sum(weight.shape[0] * weight.shape[1] for weight in weights)
+    del weights
+    points: list[tuple[int, float]] = []
+    for rows in ROWS:
+        x = torch.full((rows, _COLUMNS), 0.5, dtype=dtype, device=device)
+
+        def work(x: torch.Tensor = x) -> None:
+            for weight in packed:
+                impl.run(x, weight, None)
+
+        if points and bench.left_s < 0.2:
+            break
+        points.append((rows, bench.best_s(work, slice_s / len(ROWS), at_least=1) / elements))
+    return points
+
+
+def attention_rates(
+    bench: Bench, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str], slice_s: float
+) -> tuple[float, float]:
+    """(KV bytes read per second by decodes, operations per second of a prompt chunk)."""
+    heads, groups, dim, page, context, sequences, chunk = 16, 4, 64, 16, 1024, 8, 256
+    query = OpQuery(
+        device.type, _DTYPE_NAMES[dtype], kv_dtype=_DTYPE_NAMES[dtype], head_dim=dim, capabilities=capabilities
+    )
+    run = select("paged_attention", query).run
+    blocks = context // page
+    view = torch.full((sequences * blocks, 2, groups, page, dim), 0.01, dtype=dtype, device=device)
+    tables = torch.arange(sequences * blocks, dtype=torch.int32, device=device).reshape(sequences, blocks)
+
+    def attend(new_tokens: int, count: int) -> Callable[[], object]:
+        q = torch.full((count * new_tokens, heads, dim), 0.1, dtype=dtype, device=device)
+        starts = torch.arange(0, count * new_tokens + 1, new_tokens, dtype=torch.int32, device=device)
+        lens = torch.full((count,), context, dtype=torch.int32, device=device)
+        return lambda: run(q, view, tables[:count], starts, lens, dim**-0.5, None, None, None)
+
+    decode_s = bench.best_s(attend(1, sequences), slice_s / 2)
+    chunk_s = bench.best_s(attend(chunk, 1), slice_s / 2)
+    return view.numel() * view.element_size() / decode_s, 4.0 * chunk * context * heads * dim / chunk_s
+
+
+def layer_overhead_s(
+    bench: Bench, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str], slice_s: float
+) -> float:
+    """Time of one layer's calls on sizes so small that only the calling is left."""
+    name = _DTYPE_NAMES[dtype]
+    small, heads, dim = 64, 1, 64
+
+    def op(kind: str, **known: object) -> Callable[..., object]:
+        return select(kind, OpQuery(device.type, name, capabilities=capabilities, **known)).run  # type: ignore[arg-type]
+
+    linear = select("linear", OpQuery(device.type, name, weight_kind="F32", capabilities=capabilities))
+    weight: object = torch.zeros(small, small, dtype=torch.float32, device=device)
+    weight = weight if linear.pack is None else linear.pack(weight)
+    norm, silu = op("add_rms_norm"), op("silu_mul")
+    rope = op("rope", head_dim=dim)
+    write = op("kv_write", head_dim=dim, kv_dtype=name)
+    attention = op("paged_attention", head_dim=dim, kv_dtype=name)
+    x = torch.zeros(1, small, dtype=dtype, device=device)
+    scale = torch.ones(small, dtype=dtype, device=device)
+    q = torch.zeros(1, heads, dim, dtype=dtype, device=device)
+    view = torch.zeros(2, 2, heads, 16, dim, dtype=dtype, device=device)
+    angles = torch.zeros(16, dim, dtype=torch.float32, device=device)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    tables = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    lens = torch.ones(1, dtype=torch.int32, device=device)
+
+    def layer() -> None:
+        norm(x, x, scale, 1e-5)
+        linear.run(x, weight, None)
+        rope(q, q, zero, angles)
+        write(q, q, view, zero, zero)
+        attention(q, view, tables, starts, lens, 0.125, None, None, None)
+        linear.run(x, weight, None)
+        norm(x, x, scale, 1e-5)
+        linear.run(x, weight, None)
+        silu(torch.cat((x, x), dim=-1))
+        linear.run(x, weight, None)
+
+    def layers() -> None:
+        for _ in range(20):
+            layer()
+
+    return bench.best_s(layers, slice_s) / 20
+
+
+def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str, ...] = KINDS) -> dict[str, object]:
+    """Measure; the kinds wanted first are the last to be left out.
+
+    Blocks: for at most about `seconds`. Raises: DeviceUnusable."""
+    device = open_device(device_name)
+    torch_device = device.torch_device
+    if torch_device.type == "cpu":
+        torch.set_num_threads(threads or usable_cpus())
+    dtype = device.default_dtype
+    can = device.capabilities
+    names = ("bf16", "fp8", "triton", "graphs")
+    capabilities = frozenset(name for name in names if getattr(can, name))
+    bench = Bench(device, seconds)
+    slice_s = seconds / (len(wanted) + 4)
+    read = read_bytes_per_s(bench, torch_device, slice_s / 2)
+    kinds: dict[str, list[tuple[int, float]]] = {}
+    kernels: dict[str, str] = {}
+    kv_read, attention_flops = attention_rates(bench, torch_device, dtype, capabilities, slice_s)
+    overhead = layer_overhead_s(bench, torch_device, dtype, capabilities, slice_s / 2)
+    with torch.inference_mode():
+        for kind in wanted:
+            if bench.left_s < slice_s / 2:
+                break
+            kinds[kind] = linear_points(bench, kind, torch_device, dtype, capabilities, slice_s)
+            query = OpQuery(torch_device.type, _DTYPE_NAMES[dtype], weight_kind=kind, capabilities=capabilities)
+            kernels[kind] = why("linear", query)
+    return {
+        "device": device_name,
+        "threads": torch.get_num_threads() if torch_device.type == "cpu" else 0,
+        "dtype": _DTYPE_NAMES[dtype],
+        "read_bytes_per_s": read,
+        "kv_read_bytes_per_s": kv_read,
+        "attention_flops": attention_flops,
+        "layer_overhead_s": overhead,
+        "kinds": kinds,
+        "kernels": kernels,
+        "left_out": [kind for kind in wanted if kind not in kinds],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.calibrate", description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: every core the process may use")
+    parser.add_argument("--seconds", type=float, default=15.0, help="stop measuring after so long")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="weight kinds, the most wanted first")
+    options = parser.parse_args(arguments)
+    kinds = tuple(options.kinds.split(","))
+    unknown = [kind for kind in kinds if kind not in COMPUTABLE_TYPES]
+    if unknown:
+        parser.error(f"unknown weight kind {unknown[0]}; there are {', '.join(COMPUTABLE_TYPES)}")
+    sys.stdout.write(json.dumps(calibrate(options.device, options.threads, options.seconds, kinds)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
