@@ -28,7 +28,6 @@ from admin_tui.widgets.live_table import LiveTable
 from admin_tui.widgets.rail import PLACES
 
 MESSAGES_KEPT = 50
-SMALLEST = (60, 18)
 READ_ONLY_ROLES = frozenset({"viewer"})
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import msgspec
-from textual import events
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from admin_tui.app import ConsoleApp
 
 INTERVAL_S = 1.0
+SMALLEST = Size(60, 18)
+TOO_SMALL = "The console needs 60 columns and 18 rows. Without them: bayard status --watch"
 COMMON: tuple[type[msgspec.Struct], ...] = (Status, WhoAmI, Host, Workers, Models, Accelerators, Events)
 
 
@@ -35,6 +38,7 @@ class ConsoleScreen(Screen[None]):
 
     mode: ClassVar[str]
     asks: ClassVar[tuple[type[msgspec.Struct], ...]] = ()
+    AUTO_FOCUS = "#body"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("r", "refresh", "refresh", id="console.refresh", tooltip="Ask the daemon now"),
@@ -62,6 +66,7 @@ class ConsoleScreen(Screen[None]):
     # ------------------------------------------------------------ the frame
 
     def compose(self) -> ComposeResult:
+        yield Static(TOO_SMALL, markup=False, id="toosmall")
         yield Static(markup=False, id="heading")
         yield Static(markup=False, id="tabs")
         with Horizontal(id="middle"):
@@ -74,22 +79,22 @@ class ConsoleScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_interval(1.0, self.show_frame)
-        if not self.query("LiveTable"):
-            self.query_one("#body").focus()
 
     def on_screen_resume(self) -> None:
         self.show_all()
         # Not set_interval with exclusive workers: with slow answers each turn would cancel the one before.
-        self.run_worker(self._poll(), name=f"poll-{self.mode}", group="poll", exclusive=True)
+        self._poll()
 
     def on_screen_suspend(self) -> None:
         if self not in self.app.screen_stack:  # else only a dialog is above it: go on
             self.workers.cancel_group(self, "poll")
 
-    def on_resize(self, _: events.Resize) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width < SMALLEST.width or event.size.height < SMALLEST.height, "-tiny")
         self._frame.clear()
         self.call_after_refresh(self.show_frame)
 
+    @work(group="poll", exclusive=True)
     async def _poll(self) -> None:
         feed = self.console.feed
         while True:

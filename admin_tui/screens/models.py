@@ -46,6 +46,7 @@ BAR_CELLS = 60
 
 class ModelsScreen(ConsoleScreen):
     mode = "models"
+    AUTO_FOCUS = "#plans-table"
     asks: ClassVar[tuple[type[msgspec.Struct], ...]] = (Plans,)
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -60,10 +61,6 @@ class ModelsScreen(ConsoleScreen):
         yield Panel("PLANS", id="plans-title")
         yield LiveTable(PLAN_COLUMNS, id="plans-table")
         yield Panel("PLAN", id="plan")
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        self.query_one("#plans-table").focus()
 
     def show(self, snapshot: Snapshot) -> None:
         models, plans = snapshot.get(Models), snapshot.get(Plans)

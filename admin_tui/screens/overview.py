@@ -27,14 +27,14 @@ from admin_tui.widgets.panel import Panel
 
 RECENT = 6
 WORKER_COLUMNS = (
-    Column("id", "id", 14, 0),
-    Column("model", "model", 22, 1),
-    Column("state", "state", 9, 0),
+    Column("id", "id", 12, 0),
+    Column("model", "model", 16, 1),
+    Column("state", "state", 8, 0),
     Column("since", "since", 8, 4),
-    Column("device", "device", 7, 5),
+    Column("device", "device", 6, 5),
     Column("running", "in flight", 9, 2, right=True),
     Column("restarts", "restarts/24h", 12, 3, right=True),
-    Column("memory", "memory used/plan", 18, 2, right=True),
+    Column("memory", "memory used/plan", 16, 2, right=True),
 )
 DEVICE_COLUMNS = (
     Column("id", "id", 8, 0),

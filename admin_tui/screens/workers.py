@@ -29,7 +29,7 @@ from admin_tui.widgets.panel import Panel
 
 COLUMNS = (
     Column("id", "id", 14, 0),
-    Column("model", "model", 24, 1),
+    Column("model", "model", 18, 1),
     Column("wanted", "wanted", 7, 6),
     Column("state", "state", 9, 0),
     Column("progress", "", 5, 3),
@@ -46,6 +46,7 @@ LOG_LINES = 8
 
 class WorkersScreen(ConsoleScreen):
     mode = "workers"
+    AUTO_FOCUS = "#workers-table"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(

@@ -19,18 +19,17 @@ def heading(snapshot: Snapshot, clock: Clock, width: int) -> Line:
     """What does not fit is left out from the middle: the box's state and the age stay."""
     status, who = snapshot.get(Status), snapshot.get(WhoAmI)
     right = _freshness(snapshot, clock)
-    if who:
-        right.append(Cell(f"  {who.name}@{who.role}"))
     left = [Cell(" BAYARD")]
     if status:
         left += [Cell(f"  {status.hostname}"), Cell("  "), Cell(status.state.upper(), state_tone(status.state))]
-        parts = [f"plan {status.plan or 'none'}", f"workers {status.workers_ready}/{status.workers_wanted}"]
-        parts.append(f"queue {count(status.requests_waiting)}")
-        for part in parts:
-            if width_of(left) + len(part) + 2 + width_of(right) + 2 <= width:
+        room = width - width_of(left) - width_of(right) - 2
+        workers, queue = f"workers {status.workers_ready}/{status.workers_wanted}", count(status.requests_waiting)
+        for part in (f"plan {status.plan or 'none'}", workers, f"queue {queue}"):
+            if len(part) + 2 <= room:
                 left.append(Cell(f"  {part}"))
-    if width_of(left) + width_of(right) > width and who:
-        right.pop()
+                room -= len(part) + 2
+        if who and len(who.name) + len(who.role) + 3 <= room:
+            right.append(Cell(f"  {who.name}@{who.role}"))
     return [*left, Cell(" " * max(1, width - width_of(left) - width_of(right))), *right]
 
 

@@ -35,24 +35,30 @@ class LiveTable(DataTable[Text]):
         """The key of the row under the cursor."""
         if not self.row_count or not 0 <= self.cursor_row < self.row_count:
             return None
-        return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
+        return self.ordered_rows[self.cursor_row].key.value
 
     def sync(self, rows: Sequence[Row]) -> None:
         """Show these rows. Only what changed is touched; new rows are appended, gone rows removed."""
         fresh = {row.key: row for row in rows}
+        if not self._kept:  # not laid out yet: the first resize builds it
+            self._rows = fresh
+            return None
         if [key for key in self._rows if key in fresh] + [key for key in fresh if key not in self._rows] != list(fresh):
             return self._rebuild(fresh)
-        for key in [key for key in self._rows if key not in fresh]:
+        selected, gone = self.selected, [key for key in self._rows if key not in fresh]
+        for key in gone:
             self.remove_row(key)
         for key, row in fresh.items():
             old = self._rows.get(key)
             if old is None:
-                self.add_row(*(self._paint(row.cell(column)) for column in self._kept), key=key)
+                self.add_row(*(self._paint(row, column) for column in self._kept), key=key)
                 continue
             for column in self._kept:
                 if old.cell(column) != row.cell(column):
-                    self.update_cell(key, column.key, self._paint(row.cell(column)))
+                    self.update_cell(key, column.key, self._paint(row, column))
         self._rows = fresh
+        if gone and selected in fresh:
+            self.move_cursor(row=self.get_row_index(selected))
         return None
 
     def on_resize(self, event: events.Resize) -> None:
@@ -69,13 +75,18 @@ class LiveTable(DataTable[Text]):
         selected = self.selected
         self.clear(columns=True)
         for column in self._kept:
-            self.add_column(Text(column.title), width=column.width, key=column.key)
+            self.add_column(
+                Text(column.title.rjust(column.width) if column.right else column.title),
+                width=column.width,
+                key=column.key,
+            )
         for key, row in rows.items():
-            self.add_row(*(self._paint(row.cell(column)) for column in self._kept), key=key)
+            self.add_row(*(self._paint(row, column) for column in self._kept), key=key)
         self._rows = rows
         if selected in rows and self._kept:
             self.move_cursor(row=self.get_row_index(selected))
 
-    def _paint(self, cell: Cell) -> Text:
+    def _paint(self, row: Row, column: Column) -> Text:
         look: Look = getattr(self.app, "look", Look())
-        return look.paint([cell])
+        cell = row.cell(column)
+        return look.paint([Cell(look.fit(cell.text, column.width, right=column.right), cell.tone)])
