@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from daemon.models.registry import ModelRegistry
     from daemon.serving.path import ServingPath
     from daemon.strategy.controller import PlanController
+    from daemon.strategy.desk import PlanningDesk
     from daemon.strategy.plans import Plans
     from daemon.strategy.rules import Rules
     from daemon.tenants.service import TenantService
@@ -96,6 +97,7 @@ class Appliance:
     operations: Operations
     plans: Plans
     rules: Rules
+    desk: PlanningDesk
     tenants: TenantService
     serving: ServingPath
     controller: PlanController
@@ -210,11 +212,9 @@ class Appliance:
 
     def _build(self) -> None:
         from daemon.models.operations import Operations
-        from daemon.models.registry import ModelRegistry
         from daemon.serving.path import ServingPath
         from daemon.strategy.controller import PlanController
-        from daemon.strategy.plans import Plans
-        from daemon.strategy.rules import Rules
+        from daemon.strategy.parts import build_parts
         from daemon.tenants.service import TenantService
 
         settings = self.settings
@@ -223,12 +223,11 @@ class Appliance:
         self.supervisor = Supervisor(
             settings, self._spawner, self.store, self.events, self.router, env=self._worker_env
         )
-        self.models = ModelRegistry(self.store, settings, self.events)
+        parts = build_parts(self.store, settings, self.events, self.supervisor.views)
+        self.models, self.plans, self.rules, self.desk = parts.models, parts.plans, parts.rules, parts.desk
         self.operations = Operations()
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
-        self.plans = Plans(self.store, self.events)
-        self.rules = Rules(self.store, self.events, settings)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views
