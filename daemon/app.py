@@ -235,7 +235,7 @@ class Appliance:
         self.metrics.event_failures = lambda: self.events.unwritten_failures
 
     async def _open(self) -> None:
-        from daemon.api.admin import build_admin_app
+        from daemon.api.admin import PeerProtocol, build_admin_app
         from daemon.api.http import build_app
 
         settings = self.settings
@@ -252,7 +252,7 @@ class Appliance:
         await self._start_part("controller", self.controller.start, self.controller.stop)
         if settings.grpc.enabled:
             await self._open_grpc()
-        self.admin = HttpServer("admin", build_admin_app(self), admin_socket)
+        self.admin = HttpServer("admin", build_admin_app(self), admin_socket, PeerProtocol)
         await self._start_part("admin", self.admin.start, self.admin.stop)
         self.http = HttpServer("http", build_app(self), http_socket)
         await self._start_part("http", self.http.start, self.http.stop)

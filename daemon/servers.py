@@ -33,13 +33,15 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """One uvicorn server in this event loop. Owner: the Appliance."""
 
-    def __init__(self, name: str, app: Any, sock: socket.socket) -> None:
+    def __init__(
+        self, name: str, app: Any, sock: socket.socket, protocol: type[asyncio.Protocol] | str = "httptools"
+    ) -> None:
         self.name = name
         self._sock = sock
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

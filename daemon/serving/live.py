@@ -51,6 +51,13 @@ class LiveRequest:
     def first_token_s(self) -> float | None:
         return None if self.first_token_mono is None else self.first_token_mono - self.started_mono
 
+    @property
+    def inter_token_s(self) -> float | None:
+        """Mean time between tokens."""
+        if self.first_token_mono is None or self.last_token_mono is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_mono - self.first_token_mono) / (self.output_tokens - 1)
+
 
 class LiveRequests:
     """Owner: the ServingPath. Used on the event loop only."""

@@ -15,6 +15,7 @@ import structlog
 from daemon.serving.generation import ChoicePlan, Ending, Generation
 from daemon.serving.live import LiveRequest, LiveRequests, RequestState
 from daemon.serving.prepare import PreparedPrompt, prepare_prompts, resolve_sampling
+from daemon.serving.recent import EndedRequest, RecentRequests
 from daemon.serving.request import Endpoint, GenerationRequest
 from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
@@ -35,6 +36,7 @@ class ServingPath:
 
     def __init__(self, tenants: TenantService, router: Router, metrics: Metrics, *, max_choices: int) -> None:
         self.live = LiveRequests()
+        self.recent = RecentRequests()
         self._tenants = tenants
         self._router = router
         self._metrics = metrics
@@ -108,6 +110,7 @@ class ServingPath:
         served = live.model if live.model in self._router.models() else "unknown"
         outcome = error.code if isinstance(error, BayardError) else "abort"
         self._metrics.request_ended(served, outcome)
+        self.recent.add(EndedRequest(time.monotonic(), refused=outcome != "abort"))
         if served != "unknown":
             self._tenants.usage.add(principal, live.model, UsageSum(requests=1, errors=int(outcome != "abort")))
 
@@ -135,6 +138,17 @@ class ServingPath:
                 output_tokens=usage.completion_tokens,
                 device_s=usage.device_s,
             ),
+        )
+        self.recent.add(
+            EndedRequest(
+                time.monotonic(),
+                failed=ending.error is not None,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                output_tokens=usage.completion_tokens,
+                ttft_s=live.first_token_s,
+                inter_token_s=live.inter_token_s,
+            )
         )
         if ending.error is not None:
             log.warning(

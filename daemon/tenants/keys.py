@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime
 
+from daemon.store.base import utc_now
 from daemon.tenants.principal import Role
 
 KEY_START = "bk_live_"
@@ -32,6 +33,13 @@ class KeyRecord:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
+
+    @property
+    def state_now(self) -> str:
+        """active, expired or revoked."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "active" if self.usable_at(utc_now()) else "expired"
 
     def usable_at(self, now: datetime) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)

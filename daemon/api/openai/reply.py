@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 
+from daemon import __version__
 from daemon.api.errors import WireError, wire_error
 from daemon.serving.events import LogprobEntry, TokenUsage
 from engine.errors import BayardError
@@ -15,15 +15,7 @@ from engine.errors import BayardError
 encode = msgspec.json.Encoder().encode
 
 
-def _fingerprint() -> str:
-    try:
-        build = version("bayard")
-    except PackageNotFoundError:
-        build = "source"
-    return "fp_" + hashlib.sha256(build.encode()).hexdigest()[:10]
-
-
-SYSTEM_FINGERPRINT = _fingerprint()  # constant per build
+SYSTEM_FINGERPRINT = "fp_" + hashlib.sha256(__version__.encode()).hexdigest()[:10]  # constant per build
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""The base of every admin answer, and the one shape of its errors."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from daemon.store.base import utc_now
+
+
+class Answer(BaseModel):
+    """as_of is the daemon's clock; every age on a screen is counted from it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    as_of: datetime = Field(default_factory=utc_now)
+
+
+class Item(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Body(BaseModel):
+    """A request's body; an unknown key is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorAnswer(BaseModel):
+    code: str
+    message: str
+    hint: str
+    request_id: str
+    param: str | None = None

@@ -1,0 +1,177 @@
+"""GET plans, POST plans/{name}/activate, DELETE: the named outcomes of planning, and which is in force."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import Field
+
+from daemon.api.admin.access import Admin, Operator, Services, Viewer
+from daemon.api.admin.answers import Answer, Body, Item
+from daemon.planning.profile import Profile
+from daemon.strategy.controller import StrategyView
+from daemon.strategy.plans import SavedPlan
+
+router = APIRouter(tags=["plans"])
+LONGEST_S = 366 * 86_400
+
+
+class MemoryPart(Item):
+    name: str
+    size_bytes: int
+    detail: str
+
+
+class PlannedModelItem(Item):
+    """What the plan chose for one model; each reason is a sentence."""
+
+    model: str
+    device: str
+    memory_bytes: int
+    memory_parts: list[MemoryPart]
+    context_tokens: int
+    kv_tokens: int
+    decode_tok_s: float
+    batch_tok_s: float
+    prefill_tok_s: float
+    first_token_s: float
+    threads: int
+    knobs: dict[str, Any]
+    reasons: list[str]
+
+
+class PlanItem(Item):
+    """origin: auto, operator."""
+
+    name: str
+    strategy: str
+    origin: str
+    active: bool
+    models: list[PlannedModelItem]
+    notes: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class PlansAnswer(Answer):
+    items: list[PlanItem]
+
+
+class PlanAnswer(Answer):
+    item: PlanItem
+
+
+class ActivateBody(Body):
+    """for_s None: until released, or for good where there are no schedule rules."""
+
+    for_s: Annotated[float, Field(gt=0, le=LONGEST_S)] | None = None
+    reason: str = ""
+
+
+class StrategyAnswer(Answer):
+    """What is wanted now, and whether the workers are so."""
+
+    plan: str | None
+    since_at: datetime | None
+    until_at: datetime | None
+    reason: str
+    rule: str | None
+    default: str | None
+    timezone: str
+    next_plan: str | None
+    converged: bool
+    problem: str | None
+
+
+class DeletedPlanAnswer(Answer):
+    deleted: str
+
+
+@router.get("/plans")
+async def get_plans(services: Services, caller: Viewer) -> PlansAnswer:
+    def read() -> list[PlanItem]:
+        active = services.controller.view().plan
+        return [plan_item(plan, active) for plan in services.plans.all()]
+
+    return PlansAnswer(items=await asyncio.to_thread(read))
+
+
+@router.get("/plans/{name}")
+async def get_plan(name: str, services: Services, caller: Viewer) -> PlanAnswer:
+    def read() -> PlanItem:
+        return plan_item(services.plans.get(name), services.controller.view().plan)
+
+    return PlanAnswer(item=await asyncio.to_thread(read))
+
+
+@router.post("/plans/{name}/activate")
+async def post_activate(
+    name: str, services: Services, caller: Operator, body: ActivateBody | None = None
+) -> StrategyAnswer:
+    """Run this plan now; the answer says what is in force, the event log how the workers follow."""
+    asked = body or ActivateBody()
+    view = await services.controller.activate(name, asked.for_s, caller.name, asked.reason)
+    await services.tenants.record(caller.actor, "plan.activate", f"plan:{name}", asked.model_dump())
+    return strategy_answer(view)
+
+
+@router.delete("/plans/{name}")
+async def delete_plan(name: str, services: Services, caller: Admin) -> DeletedPlanAnswer:
+    """Refused while a rule, an override or the default names it."""
+    await asyncio.to_thread(services.plans.delete, name)
+    await services.tenants.record(caller.actor, "plan.delete", f"plan:{name}")
+    return DeletedPlanAnswer(deleted=name)
+
+
+def strategy_answer(view: StrategyView) -> StrategyAnswer:
+    return StrategyAnswer(
+        as_of=view.as_of,
+        plan=view.plan,
+        since_at=view.since_at,
+        until_at=view.until_at,
+        reason=view.reason,
+        rule=view.rule,
+        default=view.default,
+        timezone=view.timezone,
+        next_plan=view.next_plan,
+        converged=view.converged,
+        problem=view.problem,
+    )
+
+
+def plan_item(plan: SavedPlan, active: str | None) -> PlanItem:
+    return PlanItem(
+        name=plan.name,
+        strategy=plan.strategy.value,
+        origin=plan.origin,
+        active=plan.name == active,
+        models=[_planned(profile) for profile in plan.profiles],
+        notes=plan.notes,
+        created_at=plan.created_at,
+        updated_at=plan.updated_at,
+    )
+
+
+def _planned(profile: Profile) -> PlannedModelItem:
+    memory, speed = profile.memory, profile.speed
+    return PlannedModelItem(
+        model=profile.model,
+        device=profile.device,
+        memory_bytes=memory.total_bytes,
+        memory_parts=[
+            MemoryPart(name=part.name, size_bytes=part.size_bytes, detail=part.detail) for part in memory.items
+        ],
+        context_tokens=profile.context_tokens,
+        kv_tokens=profile.kv_tokens,
+        decode_tok_s=speed.decode_tok_s,
+        batch_tok_s=speed.batch_tok_s,
+        prefill_tok_s=speed.prefill_tok_s,
+        first_token_s=speed.first_token_s,
+        threads=profile.threads,
+        knobs=msgspec.to_builtins(profile.knobs),
+        reasons=[f"{choice.topic} {choice.value}: {choice.reason}" for choice in profile.choices],
+    )
