@@ -136,6 +136,7 @@ def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
             f"weights of type {kind} cannot be computed with; supported: {', '.join(DEQUANTISERS)}.",
             "Import a checkpoint of a supported type, for example Q4_K or Q8_0.",
         )
-    block_bytes = TYPE_BY_NAME[kind].block_bytes
-    count = rows.shape[0]
-    return dequantiser(rows.reshape(-1, block_bytes)).reshape(count, -1)
+    stored = TYPE_BY_NAME[kind]
+    count, blocks = rows.shape[0], rows.shape[1] // stored.block_bytes
+    numbers = dequantiser(rows.reshape(count * blocks, stored.block_bytes))
+    return numbers.reshape(count, blocks * stored.block_elements)
