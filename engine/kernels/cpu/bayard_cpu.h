@@ -1,0 +1,202 @@
+// libbayard_cpu: Bayard's kernels for the host, as plain C. Nothing here allocates for the caller or keeps his pointers
+// after it returns, except where said.
+//
+// Functions return 0, or a code that bayard_error_text() names. Matrices of floats are float32, row-major, with a row
+// stride in elements; rows may start at any 4-byte boundary. Outputs must not overlap inputs unless said. All functions
+// may be called from any thread; calls run one after the other, each on the whole pool. `kind` and KV types are
+// BayardKind (kernel_args.h).
+#ifndef BAYARD_CPU_H
+#define BAYARD_CPU_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define BAYARD_API __attribute__((visibility("default")))
+#else
+#define BAYARD_API
+#endif
+
+enum {
+  BAYARD_OK = 0,
+  BAYARD_UNKNOWN_ISA = 1,
+  BAYARD_ISA_UNAVAILABLE = 2,
+  BAYARD_BAD_KIND = 3,
+  BAYARD_BAD_SHAPE = 4,
+  BAYARD_NO_MEMORY = 5,
+  BAYARD_BAD_OP = 6,
+  BAYARD_BAD_INDEX = 7,
+};
+
+// Binding and library must agree on this number.
+#define BAYARD_ABI_VERSION 1
+BAYARD_API int bayard_abi_version(void);
+// sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
+BAYARD_API int64_t bayard_struct_bytes(const char* name);
+BAYARD_API const char* bayard_error_text(int code);
+
+// Instruction set: "scalar", "avx2", "avx512", "amx"; null or "" takes the best this CPU and kernel offer.
+BAYARD_API int bayard_set_isa(const char* name);
+BAYARD_API const char* bayard_isa(void);
+BAYARD_API int bayard_isa_available(const char* name);
+
+// The pool. threads 0: one a usable core. Blocks until a running call has ended.
+BAYARD_API int bayard_set_threads(int threads, int pin);
+BAYARD_API int bayard_threads(void);
+BAYARD_API int bayard_usable_cores(void);
+
+// Bytes of the packed form of an [n, k] matrix; k a multiple of the kind's block. -1 for a bad kind or shape.
+BAYARD_API int64_t bayard_packed_bytes(int kind, int64_t n, int64_t k);
+// Packs n rows that lie row_stride_bytes apart into packed (64-byte aligned for speed).
+BAYARD_API int bayard_pack(int kind, const void* rows, int64_t row_stride_bytes, int64_t n, int64_t k, void* packed);
+
+// A packed matrix. The caller keeps the memory.
+typedef struct BayardWeight {
+  const void* packed;
+  int64_t n, k;
+  int32_t kind;
+  int32_t reserved;
+} BayardWeight;
+
+enum { BAYARD_EXACT = 0, BAYARD_INT8 = 1 };
+enum { BAYARD_PLAIN = 0, BAYARD_RMS_NORM = 1, BAYARD_SILU_MUL = 2, BAYARD_GELU_MUL = 3 };
+
+// out [m, n] = prepare(x) times the weight's transpose, + bias [n], + residual [m, n] (which may be out itself).
+// prepare: plain (x [m, k]); RMS norm with norm_weight [k] and eps (x [m, k]); silu or gelu of the first k columns times
+// the last k (x [m, 2k]). int8 rounds activations to 8 bits a block of 32; kinds without an int8 form stay exact.
+typedef struct BayardLinear {
+  const BayardWeight* weight;
+  const float* bias;
+  const float* norm_weight;
+  float eps;
+  int32_t mode;
+  int32_t prepare;
+  int32_t reserved;
+} BayardLinear;
+
+BAYARD_API int bayard_linear(const BayardLinear* op, const float* x, int64_t x_stride, int64_t m, const float* residual,
+                             int64_t residual_stride, float* out, int64_t out_stride);
+
+// Rows of a table as a file holds it: out [count, k].
+BAYARD_API int bayard_embedding(int kind, const void* rows, int64_t row_stride_bytes, int64_t n, int64_t k,
+                                const int64_t* ids, int64_t count, float* out, int64_t out_stride);
+
+BAYARD_API int bayard_rms_norm(const float* x, int64_t x_stride, int64_t m, int64_t k, const float* weight, float eps,
+                               float* out, int64_t out_stride);
+// total = x + residual; out = norm of it. total may be x or residual.
+BAYARD_API int bayard_add_rms_norm(const float* x, int64_t x_stride, const float* residual, int64_t residual_stride,
+                                   int64_t m, int64_t k, const float* weight, float eps, float* total,
+                                   int64_t total_stride, float* out, int64_t out_stride);
+// gate_up [m, 2k], the gate first. prepare: BAYARD_SILU_MUL or BAYARD_GELU_MUL.
+BAYARD_API int bayard_gate_mul(int prepare, const float* gate_up, int64_t stride, int64_t m, int64_t k, float* out,
+                               int64_t out_stride);
+// heads [count, heads, dim] in place; cos_sin [positions, rotary]: rotary / 2 cosines, then sines.
+BAYARD_API int bayard_rope(float* heads, int64_t row_stride, int64_t head_stride, int64_t count, int64_t num_heads,
+                           const int64_t* positions, const float* cos_sin, int64_t cos_rows, int64_t rotary);
+
+// One layer's pages; strides in bytes, elements of a head side by side.
+typedef struct BayardKv {
+  void* base;
+  int64_t page_stride, v_offset, head_stride, token_stride;
+  int64_t pages;
+  int32_t type;
+  int32_t page_tokens;
+} BayardKv;
+
+BAYARD_API int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t count,
+                               int64_t kv_heads, int64_t dim, const BayardKv* kv, const int64_t* pages,
+                               const int64_t* offsets);
+
+typedef struct BayardAttention {
+  int32_t heads, kv_heads, head_dim;
+  float scale, softcap;      // softcap 0: none
+  int32_t reserved;
+  int64_t window;            // 0: none
+  const float* sinks;        // [heads] or null
+} BayardAttention;
+
+// head_dim a multiple of 16. q and out: head h of row t at t * stride + h * head_dim.
+BAYARD_API int bayard_attention(const BayardAttention* op, const float* q, int64_t q_stride, const BayardKv* kv,
+                                const int32_t* block_tables, int64_t table_stride, int64_t table_width,
+                                const int32_t* query_starts, const int32_t* context_lens, int64_t sequences,
+                                int64_t rows, float* out, int64_t out_stride);
+
+// The first place of each row's largest number; -1 where a number is NaN.
+BAYARD_API int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int64_t* out);
+
+// ---- Programs: the ops of a whole step, recorded once and run in one call.
+
+enum {
+  BAYARD_OP_EMBEDDING = 0,  // out = rows of the table at token_ids
+  BAYARD_OP_LINEAR = 1,     // out = linear of in, + residual slot if not -1
+  BAYARD_OP_NORM = 2,       // out = RMS norm of in
+  BAYARD_OP_ADD = 3,        // out = in + residual
+  BAYARD_OP_ROPE_KV = 4,    // in = [q | k | v] rows: norms q and k if asked, rotates them, writes k and v to their pages
+  BAYARD_OP_ATTENTION = 5,  // out = attention of the q part of in
+  BAYARD_OP_GATHER = 6,     // out = rows of in at logit_rows
+  BAYARD_OP_GATE_MUL = 7,   // out = silu or gelu (prepare) of in's first half times its second
+  BAYARD_OP_SCALE = 8,      // out = in * scale
+  BAYARD_OP_SOFTCAP = 9,    // out = softcap * tanh(in / softcap)
+};
+
+// Slot numbers: >= 0 a buffer of the program; BAYARD_LOGITS: the step's logits.
+enum { BAYARD_NO_SLOT = -1, BAYARD_LOGITS = -2 };
+
+typedef struct BayardOp {
+  int32_t code;
+  int32_t in, out, residual;     // slots
+  int32_t rows;                  // 0: a row a token; 1: a row a logit row
+  int32_t layer, group;          // which BayardKv and BayardGroup of the step
+  int32_t prepare;
+  BayardLinear linear;
+  BayardWeight weight;           // EMBEDDING: packed is the table's first row
+  int64_t weight_row_bytes;      // EMBEDDING
+  const float* norm_weight;      // NORM; ROPE_KV: of each q head, or null
+  const float* norm_weight_k;    // ROPE_KV: of each k head, or null
+  const float* cos_sin;          // ROPE_KV, or null
+  int64_t cos_rows, rotary;
+  BayardAttention attention;     // ROPE_KV and ATTENTION
+  float eps, scale;
+} BayardOp;
+
+typedef struct BayardGroup {
+  const int32_t* block_tables;
+  int64_t table_stride, table_width;
+  const int64_t* write_pages;
+  const int64_t* write_offsets;
+} BayardGroup;
+
+typedef struct BayardStep {
+  int64_t tokens, sequences, logit_count;
+  const int64_t* token_ids;
+  const int64_t* positions;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  const int64_t* logit_rows;
+  const BayardGroup* groups;
+  const BayardKv* kv;
+  int64_t num_groups, num_kv;
+  float* logits;
+  int64_t logits_stride;
+  int64_t* argmax;               // [logit_count] or null: also the argmax of each row of logits
+} BayardStep;
+
+typedef struct BayardProgram BayardProgram;
+
+// slot_widths: floats a row of each buffer. Copies ops; what they point at must outlive the program.
+BAYARD_API int bayard_program_create(const int64_t* slot_widths, int64_t slots, const BayardOp* ops, int64_t num_ops,
+                                     BayardProgram** out);
+BAYARD_API void bayard_program_free(BayardProgram* program);
+// Blocks until the step is done. Buffers grow to the largest step seen.
+BAYARD_API int bayard_program_run(BayardProgram* program, const BayardStep* step);
+// Nanoseconds each op took in the last run, as seen by the calling thread; 0s unless asked for before it.
+BAYARD_API int bayard_program_profile(BayardProgram* program, int on, int64_t* ns, int64_t num_ops);
+BAYARD_API int64_t bayard_program_bytes(const BayardProgram* program);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

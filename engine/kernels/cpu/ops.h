@@ -1,0 +1,57 @@
+// Ops as a team runs them: each function is entered by all threads of the team, and ends with a sync.
+#ifndef BAYARD_OPS_H
+#define BAYARD_OPS_H
+
+#include "bayard_cpu.h"
+#include "kernel_args.h"
+#include "pool.h"
+
+namespace bayard {
+
+struct Rows {
+  float* at;
+  int64_t stride, count;
+  float* row(int64_t i) const { return at + i * stride; }
+};
+
+// The kernels in use; see dispatch.cpp.
+const KernelTable& kernels();
+
+// Memory that one thread of the team makes and all see: `shared` must be the same vector in all threads.
+int64_t linear_shared_bytes(const BayardLinear& op, int64_t m);
+void run_linear(Team& team, const BayardLinear& op, Rows x, const Rows* residual, Rows out, uint8_t* shared);
+
+struct AttentionStep {
+  const int32_t* block_tables;
+  int64_t table_stride, table_width;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  int64_t sequences;
+};
+// BAYARD_BAD_INDEX or BAYARD_BAD_SHAPE if the step would read outside its pages or rows.
+int check_attention(const BayardKv& kv, const AttentionStep& step, int64_t rows);
+int64_t attention_shared_bytes(const BayardAttention& op, const AttentionStep& step, int threads);
+void run_attention(Team& team, const BayardAttention& op, Rows q, const BayardKv& kv, const AttentionStep& step,
+                   Rows out, uint8_t* shared);
+
+void run_embedding(Team& team, const BayardWeight& table, int64_t row_bytes, const int64_t* ids, Rows out);
+void run_norm(Team& team, Rows x, int64_t k, const float* weight, float eps, Rows out);
+void run_add_norm(Team& team, Rows x, Rows residual, int64_t k, const float* weight, float eps, Rows total, Rows out);
+void run_gate_mul(Team& team, int prepare, Rows gate_up, int64_t k, Rows out);
+void run_rope(Team& team, Rows heads, int64_t head_stride, int64_t num_heads, const int64_t* positions,
+              const float* cos_sin, int64_t rotary);
+void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, const BayardKv& kv, const int64_t* pages,
+                  const int64_t* offsets);
+void run_argmax(Team& team, Rows x, int64_t k, int64_t* out);
+
+// Pieces of [0, count) so that each thread gets several, but none is smaller than `least`.
+int64_t piece(const Team& team, int64_t count, int64_t least);
+
+// Where a token of a KV head lies.
+inline uint8_t* kv_place(const BayardKv& kv, int64_t page, int64_t head, int64_t offset) {
+  return static_cast<uint8_t*>(kv.base) + page * kv.page_stride + head * kv.head_stride + offset * kv.token_stride;
+}
+
+}  // namespace bayard
+
+#endif

@@ -1,0 +1,80 @@
+#include <cstring>
+
+#include "ops.h"
+#include "weights.h"
+
+namespace bayard {
+namespace {
+
+constexpr int64_t kPieceElements = 16384;  // fewer are not worth another thread
+
+int64_t rows_a_piece(const Team& team, int64_t rows, int64_t width) {
+  return piece(team, rows, width < kPieceElements ? kPieceElements / (width > 0 ? width : 1) : 1);
+}
+
+}  // namespace
+
+void run_embedding(Team& team, const BayardWeight& table, int64_t row_bytes, const int64_t* ids, Rows out) {
+  const uint8_t* base = static_cast<const uint8_t*>(table.packed);
+  team.each(out.count, rows_a_piece(team, out.count, table.k), [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) decode_row(table.kind, base + ids[i] * row_bytes, table.k, out.row(i));
+  });
+  team.sync();
+}
+
+void run_norm(Team& team, Rows x, int64_t k, const float* weight, float eps, Rows out) {
+  team.each(x.count, rows_a_piece(team, x.count, k), [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) kernels().rms_norm_row(x.row(i), weight, eps, k, out.row(i));
+  });
+  team.sync();
+}
+
+void run_add_norm(Team& team, Rows x, Rows residual, int64_t k, const float* weight, float eps, Rows total, Rows out) {
+  team.each(x.count, rows_a_piece(team, x.count, k), [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) {
+      kernels().add_row(x.row(i), residual.row(i), k, total.row(i));
+      kernels().rms_norm_row(total.row(i), weight, eps, k, out.row(i));
+    }
+  });
+  team.sync();
+}
+
+void run_gate_mul(Team& team, int prepare, Rows gate_up, int64_t k, Rows out) {
+  const auto gate_mul = prepare == BAYARD_GELU_MUL ? kernels().gelu_mul_row : kernels().silu_mul_row;
+  team.each(out.count, rows_a_piece(team, out.count, 8 * k), [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) gate_mul(gate_up.row(i), gate_up.row(i) + k, k, out.row(i));
+  });
+  team.sync();
+}
+
+void run_rope(Team& team, Rows heads, int64_t head_stride, int64_t num_heads, const int64_t* positions,
+              const float* cos_sin, int64_t rotary) {
+  team.each(heads.count, rows_a_piece(team, heads.count, num_heads * rotary), [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++)
+      for (int64_t h = 0; h < num_heads; h++)
+        kernels().rope_head(heads.row(i) + h * head_stride, cos_sin + positions[i] * rotary, rotary / 2);
+  });
+  team.sync();
+}
+
+void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, const BayardKv& kv, const int64_t* pages,
+                  const int64_t* offsets) {
+  team.each(k.count, rows_a_piece(team, k.count, 2 * kv_heads * dim), [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++)
+      for (int64_t h = 0; h < kv_heads; h++) {
+        uint8_t* place = kv_place(kv, pages[i], h, offsets[i]);
+        kernels().store_row(k.row(i) + h * dim, dim, kv.type, place);
+        kernels().store_row(v.row(i) + h * dim, dim, kv.type, place + kv.v_offset);
+      }
+  });
+  team.sync();
+}
+
+void run_argmax(Team& team, Rows x, int64_t k, int64_t* out) {
+  team.each(x.count, 1, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) out[i] = kernels().argmax_row(x.row(i), k);
+  });
+  team.sync();
+}
+
+}  // namespace bayard

@@ -1,0 +1,195 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace bayard {
+namespace {
+
+constexpr int kSpinsInJob = 20000;   // about 100 us: a barrier is nearly always shorter
+constexpr int kSpinsBetween = 6000;  // a worker waits about 30 us for the next job before it sleeps
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>* word, uint32_t seen) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Waits until *word differs from seen; sleepers is raised while this thread may be asleep.
+void await_change(std::atomic<uint32_t>* word, uint32_t seen, int spins, std::atomic<uint32_t>* sleepers) {
+  for (int i = 0; i < spins; i++) {
+    if (word->load(std::memory_order_acquire) != seen) return;
+    relax();
+  }
+  sleepers->fetch_add(1, std::memory_order_seq_cst);
+  while (word->load(std::memory_order_seq_cst) == seen) futex_wait(word, seen);
+  sleepers->fetch_sub(1, std::memory_order_relaxed);
+}
+
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int i = 0; i < CPU_SETSIZE; i++)
+      if (CPU_ISSET(i, &set)) cpus.push_back(i);
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+// One CPU of each core among the allowed ones.
+std::vector<int> one_cpu_a_core(const std::vector<int>& cpus) {
+  std::vector<int> chosen;
+  std::set<std::string> seen;
+  for (int cpu : cpus) {
+    std::string name = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
+    char text[256] = {};
+    if (FILE* f = std::fopen(name.c_str(), "r")) {
+      if (!std::fgets(text, sizeof text, f)) text[0] = 0;
+      std::fclose(f);
+    }
+    if (text[0] == 0 || seen.insert(text).second) chosen.push_back(cpu);
+  }
+  return chosen;
+}
+
+// CPUs' worth of time the cgroup allows, rounded up; 0 when unlimited or unknown.
+int cgroup_quota() {
+  long quota = -1, period = 100000;
+  if (FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
+    char first[32] = {};
+    if (std::fscanf(f, "%31s %ld", first, &period) >= 1 && std::strcmp(first, "max") != 0) quota = std::atol(first);
+    std::fclose(f);
+  } else if (FILE* g = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r")) {
+    if (std::fscanf(g, "%ld", &quota) != 1) quota = -1;
+    std::fclose(g);
+    if (FILE* h = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r")) {
+      if (std::fscanf(h, "%ld", &period) != 1) period = 100000;
+      std::fclose(h);
+    }
+  }
+  return quota > 0 && period > 0 ? static_cast<int>((quota + period - 1) / period) : 0;
+}
+
+}  // namespace
+
+int usable_cores() {
+  int cores = static_cast<int>(one_cpu_a_core(allowed_cpus()).size());
+  const int quota = cgroup_quota();
+  return quota > 0 && quota < cores ? quota : cores;
+}
+
+void Team::sync() {
+  if (size_ == 1) return;
+  const uint32_t round = shared_->round.load(std::memory_order_relaxed);
+  if (shared_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size_)) {
+    shared_->arrived.store(0, std::memory_order_relaxed);
+    shared_->next.store(0, std::memory_order_relaxed);  // all have seen the end of this phase
+    shared_->round.store(round + 1, std::memory_order_seq_cst);
+    if (shared_->sleepers.load(std::memory_order_seq_cst) > 0) futex_wake(&shared_->round);
+    return;
+  }
+  await_change(&shared_->round, round, shared_->spin ? kSpinsInJob : 0, &shared_->sleepers);
+}
+
+uint8_t* Team::scratch(int64_t bytes) {
+  if (static_cast<int64_t>(scratch_->size()) < bytes + 64) scratch_->resize(static_cast<size_t>(bytes + 64));
+  auto at = reinterpret_cast<uintptr_t>(scratch_->data());
+  return scratch_->data() + ((at + 63) / 64 * 64 - at);
+}
+
+struct Pool::Worker {
+  int rank = 0;
+  std::vector<uint8_t> scratch;
+  std::thread thread;
+};
+
+Pool::Pool(int threads, bool pin) : threads_(threads > 0 ? threads : usable_cores()) {
+  const std::vector<int> all = allowed_cpus();
+  const std::vector<int> cores = one_cpu_a_core(all);
+  const std::vector<int>& cpus = static_cast<int>(cores.size()) >= threads_ ? cores : all;
+  shared_.spin = static_cast<int>(all.size()) >= threads_;
+  for (int rank = 1; rank < threads_; rank++) {
+    workers_.push_back(std::make_unique<Worker>());
+    Worker* worker = workers_.back().get();
+    worker->rank = rank;
+    worker->thread = std::thread([this, worker] { loop(worker); });
+    pthread_setname_np(worker->thread.native_handle(), ("bayard-cpu-" + std::to_string(rank)).c_str());
+    if (pin && shared_.spin) {
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(cpus[static_cast<size_t>(rank) % cpus.size()], &set);
+      pthread_setaffinity_np(worker->thread.native_handle(), sizeof set, &set);
+    }
+  }
+}
+
+Pool::~Pool() {
+  std::lock_guard<std::mutex> lock(one_job_);
+  ending_.store(true);
+  generation_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(&generation_);
+  for (auto& worker : workers_) worker->thread.join();
+}
+
+void Pool::loop(Worker* worker) {
+  uint32_t seen = 0;
+  for (;;) {
+    await_change(&generation_, seen, shared_.spin ? kSpinsBetween : 0, &idle_);
+    seen = generation_.load(std::memory_order_acquire);
+    if (ending_.load()) return;
+    if (worker->rank < taking_part_) {
+      Team team(&shared_, worker->rank, taking_part_, &worker->scratch);
+      job_(team, context_);
+    }
+    // Each worker reports, whether it took part or not: the next job must not overtake one still reading this one's
+    // fields.
+    if (running_.fetch_sub(1, std::memory_order_seq_cst) == 1 && shared_.sleepers.load() > 0) futex_wake(&running_);
+  }
+}
+
+void Pool::run(Job job, void* context, int want) {
+  std::lock_guard<std::mutex> lock(one_job_);
+  const int size = want < threads_ ? want : threads_;
+  if (size <= 1) {
+    Team alone(&shared_, 0, 1, &scratch_);
+    job(alone, context);
+    return;
+  }
+  job_ = job;
+  context_ = context;
+  taking_part_ = size;
+  shared_.next.store(0);
+  running_.store(static_cast<uint32_t>(threads_ - 1), std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_seq_cst);
+  if (idle_.load(std::memory_order_seq_cst) > 0) futex_wake(&generation_);
+  Team team(&shared_, 0, size, &scratch_);
+  job(team, context);
+  for (uint32_t left = running_.load(std::memory_order_acquire); left != 0;
+       left = running_.load(std::memory_order_acquire))
+    await_change(&running_, left, shared_.spin ? kSpinsInJob : 0, &shared_.sleepers);
+}
+
+}  // namespace bayard

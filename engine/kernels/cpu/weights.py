@@ -1,0 +1,102 @@
+"""PackedWeight: a matrix in the form the kernels read, and the row form that embeddings stay in."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedFormat
+from engine.kernels.cpu import abi
+from engine.kernels.cpu.library import check, load
+from engine.quant.quant_tensor import QuantTensor
+
+_KIND_OF_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def kind_of(weight: QuantTensor | Tensor) -> str:
+    """The weight's kind by its name in the library. Raises: UnsupportedFormat."""
+    kind = weight.kind if isinstance(weight, QuantTensor) else _KIND_OF_DTYPE.get(weight.dtype, str(weight.dtype))
+    if kind not in abi.KINDS:
+        raise UnsupportedFormat(f"CPU kernels cannot read {kind}; they read {', '.join(abi.KINDS)}.")
+    return kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """Shapes: data [bytes] uint8, tiles of 16 rows; shape is (N, K) in elements. Owns its bytes."""
+
+    kind: str
+    shape: tuple[int, int]
+    data: Tensor
+    struct: abi.Weight
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.numel()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTable:
+    """An embedding table as the file has it: a few rows are read a step, so a packed copy would only cost memory."""
+
+    kind: str
+    shape: tuple[int, int]
+    data: Tensor  # rows, kept alive
+    row_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shape[0] * self.row_bytes
+
+
+def _rows(weight: QuantTensor | Tensor) -> tuple[Tensor, int]:
+    """The rows' tensor, inner dimension contiguous, and the bytes from a row to the next."""
+    data = weight.data if isinstance(weight, QuantTensor) else weight.detach()
+    if data.stride(-1) != 1:
+        data = data.contiguous()
+    return data, data.stride(0) * data.element_size()
+
+
+def pack(weight: QuantTensor | Tensor) -> PackedWeight:
+    """Repack a matrix [N, K]; the source may be dropped afterwards. Raises: UnsupportedFormat."""
+    kind = kind_of(weight)
+    rows, columns = int(weight.shape[0]), int(weight.shape[1])
+    data, stride_bytes = _rows(weight)
+    number = abi.KINDS.index(kind)
+    size = load().bayard_packed_bytes(number, rows, columns)
+    if size < 0:
+        raise UnsupportedFormat(f"A {kind} matrix of {rows} x {columns} does not divide into whole blocks.")
+    packed = torch.empty(size, dtype=torch.uint8)
+    code = load().bayard_pack(number, data.data_ptr(), stride_bytes, rows, columns, packed.data_ptr())
+    check(code, f"packing {kind} {rows} x {columns}")
+    struct = abi.Weight(packed=packed.data_ptr(), n=rows, k=columns, kind=number)
+    return PackedWeight(kind, (rows, columns), packed, struct)
+
+
+def keep_rows(weight: QuantTensor | Tensor) -> RowTable:
+    """An embedding table, not copied. Raises: UnsupportedFormat."""
+    kind = kind_of(weight)
+    data, stride_bytes = _rows(weight)
+    return RowTable(kind, (int(weight.shape[0]), int(weight.shape[1])), data, stride_bytes)
+
+
+def linear_struct(
+    weight: PackedWeight,
+    bias: Tensor | None,
+    int8: bool,
+    prepare: int = abi.PLAIN,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> abi.Linear:
+    """The C form of a linear op; it points at weight, bias and norm_weight, which must outlive it."""
+    return abi.Linear(
+        weight=ctypes.pointer(weight.struct),
+        bias=None if bias is None else bias.data_ptr(),
+        norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
+        eps=eps,
+        mode=abi.INT8 if int8 else abi.EXACT,
+        prepare=prepare,
+    )
