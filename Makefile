@@ -15,7 +15,7 @@ model: install  ## fetch the small model that the demo and the tests use
 	@$(RUN) packaging/dev/fetch_model.py
 
 demo: model  ## serve that model and ask it a question; ARGS=--once ends after the answer
-	@$(RUN) packaging/dev/demo.py $(ARGS)
+	@$(RUN) -m daemon.cli demo --model .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf $(ARGS)
 
 test: model  ## run every test; ARGS is given to pytest
 	@$(RUN) packaging/dev/run_tests.py $(ARGS)

@@ -1,0 +1,261 @@
+"""bayard demo: the way of a first user, by the ordinary commands, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+
+from engine.errors import BayardError, ConfigError, WorkerError
+
+app = typer.Typer(rich_markup_mode=None)
+
+MODEL_NAME = "smollm2-135m"
+QUESTION = "What is the capital of France?"
+ANSWER = "Paris"
+READY_LIMIT_S = 120.0
+STOP_LIMIT_S = 45.0
+HTTP_PORT, GRPC_PORT = 8080, 8081
+SOCKET_PATH_BYTES = 60  # of a unix socket's 107: the rest is for the names that the daemon adds
+
+
+@app.command()
+def demo(
+    model: Annotated[Path, typer.Option(help="A small chat model as GGUF file.", metavar="FILE")],
+    folder: Annotated[Path, typer.Option(help="State folder of the demo.", metavar="DIR")] = Path(".demo"),
+    once: Annotated[bool, typer.Option("--once", help="End after the answer instead of serving on.")] = False,
+) -> None:
+    """Import a small model, serve it, ask it one question through the official OpenAI client, and serve on."""
+    if not model.is_file():
+        raise ConfigError(f"there is no model at {model}.", "Fetch it with: make model")
+    folder.mkdir(parents=True, exist_ok=True)
+    Demo(model.absolute(), folder.absolute()).run(once)
+
+
+class Demo:
+    """Owner of the daemon that it starts: it is stopped however the demo ends."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.port, self.grpc_port = free_port(HTTP_PORT), free_port(GRPC_PORT)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.where = ["--state-dir", str(folder)]
+        self.run_dir = folder / "run"
+        if len(str(self.run_dir).encode()) > SOCKET_PATH_BYTES:
+            self.run_dir = Path(tempfile.gettempdir()) / f"bayard-demo-{os.getuid()}"
+        self.began_mono = time.monotonic()
+
+    def run(self, once: bool) -> None:
+        signal.signal(signal.SIGTERM, _as_interrupt)
+        try:
+            with self.daemon() as daemon:
+                self.import_model()
+                key = self.key()
+                self.wait_ready(daemon)
+                self.ask(key)
+                if not once:
+                    self.say_how_to_go_on(key)
+                    self.serve_on(daemon)
+        except KeyboardInterrupt:
+            print("\nstopped", flush=True)
+
+    # ------------------------------------------------------------ the daemon
+
+    @contextmanager
+    def daemon(self) -> Iterator[subprocess.Popen[bytes]]:
+        log = self.folder / "daemon.log"
+        say(f"starting the daemon on {self.url} (its log: {log})")
+        command = [sys.executable, "-m", "daemon.cli", "serve", *self.where, "--run-dir", str(self.run_dir)]
+        command += ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
+        with log.open("wb") as stream:
+            # A session of its own: Ctrl-C reaches this process only, which then stops the daemon properly.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            self.until(process, "the daemon", lambda: self.get("/healthz") is not None)
+            yield process
+        finally:
+            stop(process)
+
+    def until(self, daemon: subprocess.Popen[bytes], what: str, done: Any) -> None:
+        """Blocks: until done() is true. Raises: BayardError if the daemon ends or the limit passes."""
+        limit_mono = time.monotonic() + READY_LIMIT_S
+        while not done():
+            if daemon.poll() is not None:
+                raise ConfigError(f"the daemon ended with status {daemon.returncode}.\n{self.last_log_lines()}")
+            if time.monotonic() > limit_mono:
+                raise WorkerError(f"{what} was not ready in {READY_LIMIT_S:.0f} s.\n{self.last_log_lines()}")
+            time.sleep(0.05)
+
+    def last_log_lines(self, count: int = 20) -> str:
+        lines = (self.folder / "daemon.log").read_text(errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-count:])
+
+    def get(self, path: str) -> httpx.Response | None:
+        try:
+            return httpx.get(self.url + path, timeout=5)
+        except httpx.TransportError:
+            return None
+
+    # ------------------------------------------------------------ by ordinary commands
+
+    def bayard(self, *arguments: str, shown: bool = True) -> str:
+        """Run one command and show it as an operator would type it. Raises: ConfigError if it fails."""
+        if shown:
+            print(f"    $ bayard {' '.join(arguments)}", flush=True)
+        command = [sys.executable, "-m", "daemon.cli", *arguments, *self.where, "--run-dir", str(self.run_dir)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"`bayard {' '.join(arguments)}` ended with status {done.returncode}; see above.")
+        return done.stdout
+
+    def import_model(self) -> None:
+        models = json.loads(self.bayard("models", "list", "--json", shown=False))
+        if not any(item["name"] == MODEL_NAME for item in items_of(models)):
+            say("importing the model")
+            self.bayard("models", "import", str(self.model), "--name", MODEL_NAME, "--link")
+
+    def key(self) -> str:
+        """The demo's key of before if it is still good, else a new one of a new tenant."""
+        kept = self.folder / "api-key"
+        if kept.exists():
+            key = kept.read_text().strip()
+            answer = httpx.get(f"{self.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=5)
+            if answer.is_success:
+                return key
+        say("making a tenant and a key for it")
+        tenants = json.loads(self.bayard("tenants", "list", "--json", shown=False))
+        if not any(item["name"] == "demo" for item in items_of(tenants)):
+            self.bayard("tenants", "create", "demo")
+        key = str(json.loads(self.bayard("keys", "create", "--tenant", "demo", "--json"))["key"])
+        kept.touch(mode=0o600)
+        kept.write_text(key)
+        return key
+
+    def wait_ready(self, daemon: subprocess.Popen[bytes]) -> None:
+        say("loading the model")
+        shown = ""
+
+        def ready() -> bool:
+            nonlocal shown
+            answer = self.get("/readyz")
+            if answer is None:
+                return False
+            reason = "; ".join(answer.json().get("reasons", []))
+            if reason and reason != shown:
+                print(f"    {reason}", flush=True)
+                shown = reason
+            return answer.is_success
+
+        self.until(daemon, "the model", ready)
+
+    # ------------------------------------------------------------ the question
+
+    def ask(self, key: str) -> None:
+        try:
+            from openai import OpenAI
+        except ImportError as error:
+            raise ConfigError("the official client is not installed.", "Install it: pip install openai") from error
+        say(f"asking through the official OpenAI client: {QUESTION}")
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key)
+        asked_mono, first_mono, answer = time.monotonic(), None, ""
+        print("    ", end="", flush=True)
+        with client.chat.completions.create(
+            model=MODEL_NAME,
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=48,
+            stream=True,
+        ) as stream:
+            for chunk in stream:
+                piece = chunk.choices[0].delta.content if chunk.choices else None
+                if piece:
+                    first_mono = first_mono or time.monotonic()
+                    answer += piece
+                    print(piece, end="", flush=True)
+        print(flush=True)
+        if ANSWER not in answer:
+            raise WorkerError(f"the answer {answer!r} does not name {ANSWER}.", "The model or the engine is at fault.")
+        assert first_mono is not None
+        print(
+            f"    first token {(first_mono - asked_mono) * 1000:.0f} ms after the question, "
+            f"{first_mono - self.began_mono:.1f} s after the start",
+            flush=True,
+        )
+
+    # ------------------------------------------------------------ and on
+
+    def say_how_to_go_on(self, key: str) -> None:
+        body = json.dumps({"model": MODEL_NAME, "messages": [{"role": "user", "content": QUESTION}]})
+        bayard = Path(sys.executable).with_name("bayard")
+        console = f"{bayard} console {' '.join(self.where)}"
+        if self.run_dir != self.folder / "run":
+            console += f" --run-dir {self.run_dir}"
+        print(
+            f"""
+Bayard is serving.
+  OpenAI API   {self.url}/v1
+  gRPC         127.0.0.1:{self.grpc_port}
+  metrics      {self.url}/metrics
+  API key      {key}
+  console      {console}
+  try          curl {self.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\
+                 -H 'Content-Type: application/json' -d '{body}'
+Ctrl-C stops it.""",
+            flush=True,
+        )
+
+    def serve_on(self, daemon: subprocess.Popen[bytes]) -> None:
+        status = daemon.wait()
+        raise WorkerError(f"the daemon ended with status {status}.\n{self.last_log_lines()}")
+
+
+def items_of(answer: Any) -> list[dict[str, Any]]:
+    return list(answer["items"] if isinstance(answer, dict) else answer)
+
+
+def stop(daemon: subprocess.Popen[bytes]) -> None:
+    """As systemd would: ask, wait, then insist. A second Ctrl-C insists at once."""
+    if daemon.poll() is not None:
+        return
+    daemon.send_signal(signal.SIGTERM)
+    try:
+        daemon.wait(STOP_LIMIT_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        daemon.kill()
+        daemon.wait()
+
+
+def free_port(wanted: int) -> int:
+    """The usual port if nobody has it, else any free one."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise BayardError("no port is free on 127.0.0.1.")
+
+
+def say(what: str) -> None:
+    print(f"==> {what}", flush=True)
+
+
+def _as_interrupt(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
