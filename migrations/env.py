@@ -12,13 +12,10 @@ from engine.errors import MigrationFailed
 def run() -> None:
     engine: Engine = context.config.attributes["engine"]
     with engine.connect().execution_options(migrating=True) as connection:
-        context.configure(
-            connection=connection,
-            target_metadata=Base.metadata,
-            render_as_batch=True,
-            transaction_per_migration=False,
-        )
         with connection.begin():
+            # configured inside the transaction: Alembic takes SQLite for one without transactional DDL, and would
+            # otherwise commit after each step
+            context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
             context.run_migrations()
             if connection.dialect.name == "sqlite":
                 broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()

@@ -23,24 +23,27 @@ def is_sqlite(url: str) -> bool:
     return url.startswith("sqlite")
 
 
-def make_engine(url: str, *, writer: bool, pool_size: int) -> Engine:
+def check_url(url: str) -> None:
     """Raises: ConfigError for a URL that names no usable driver."""
     try:
-        if not is_sqlite(url):
-            return create_engine(url, pool_size=pool_size, pool_pre_ping=True, hide_parameters=True)
-        engine = create_engine(
-            url,
-            poolclass=QueuePool,
-            pool_size=pool_size,
-            max_overflow=0,
-            hide_parameters=True,
-            # the driver's own transactions are switched off (None): it would start them late and around no DDL
-            connect_args={"isolation_level": None, "check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
-        )
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise ConfigError(
-            f"database_url cannot be used: {error}.", "Leave it empty for SQLite in state_dir."
-        ) from error
+        make_url(url).get_dialect().import_dbapi()
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError) as error:
+        raise ConfigError(f"database_url cannot be used: {error}.", "Empty means SQLite in state_dir.") from error
+
+
+def make_engine(url: str, *, writer: bool, pool_size: int) -> Engine:
+    """Connections that start their transactions where SQLAlchemy says so, not where the driver likes."""
+    if not is_sqlite(url):
+        return create_engine(url, pool_size=pool_size, pool_pre_ping=True, hide_parameters=True)
+    engine = create_engine(
+        url,
+        poolclass=QueuePool,
+        pool_size=pool_size,
+        max_overflow=0,
+        hide_parameters=True,
+        # the driver's own transactions are switched off (None): it would start them late and around no DDL
+        connect_args={"isolation_level": None, "check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
+    )
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:

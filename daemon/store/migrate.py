@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from daemon.store.engines import is_sqlite, shown_url
+from daemon.store.engines import check_url, is_sqlite, shown_url
 from daemon.store.lock import make_private_dir, unwritable
 from engine.errors import BayardError, ConfigError, MigrationFailed
 from migrations.index import REVISIONS
@@ -25,6 +25,7 @@ def bring_up_to_date(url: str, state_dir: Path, *, target: str = HEAD) -> None:
     Blocks: for the migrations.
     Raises: ConfigError if the place cannot be written; MigrationFailed for a newer database or a failed step.
     """
+    check_url(url)
     engine = _migration_engine(url)
     try:
         with engine.connect() as connection:
@@ -61,9 +62,10 @@ def _run(engine: Engine, target: str, current: str | None, saved: Path | None) -
     try:
         command.upgrade(config, target)
     except (SQLAlchemyError, CommandError, BayardError) as error:
+        reason = error.message.rstrip(".") if isinstance(error, BayardError) else error
         kept = f"A copy from before is {saved}." if saved else "Nothing was stored before."
         raise MigrationFailed(
-            f"the upgrade from {current or 'an empty database'} to {target} failed and was undone: {error}.", kept
+            f"the upgrade from {current or 'an empty database'} to {target} failed and was undone: {reason}.", kept
         ) from error
 
 

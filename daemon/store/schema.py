@@ -58,7 +58,7 @@ class Plan(Base):
     strategy: Mapped[str] = mapped_column(Text)
     origin: Mapped[str] = mapped_column(Text)
     profiles_json: Mapped[str] = mapped_column(Text)
-    notes: Mapped[str] = mapped_column(Text, server_default="")
+    notes: Mapped[str] = mapped_column(Text, server_default=text("''"))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
@@ -93,7 +93,7 @@ class WorkerRun(Base):
     ended_at: Mapped[datetime | None]
     exit_status: Mapped[int | None]
     exit_signal: Mapped[int | None]
-    reason: Mapped[str] = mapped_column(Text, server_default="")
+    reason: Mapped[str] = mapped_column(Text, server_default=text("''"))
     peak_rss_bytes: Mapped[int | None] = mapped_column(BigInteger)
 
 
@@ -116,7 +116,7 @@ class ApiKey(Base):
 
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
-    name: Mapped[str] = mapped_column(Text, server_default="")
+    name: Mapped[str] = mapped_column(Text, server_default=text("''"))
     prefix: Mapped[str] = mapped_column(Text)
     digest: Mapped[str] = mapped_column(Text, unique=True)
     role: Mapped[str] = mapped_column(Text)
@@ -172,7 +172,7 @@ class ScheduleRule(Base):
     cron: Mapped[str] = mapped_column(Text)
     duration_s: Mapped[int]
     plan: Mapped[str] = mapped_column(Text, ForeignKey("plans.name", ondelete="RESTRICT"), index=True)
-    timezone: Mapped[str] = mapped_column(Text, server_default="")
+    timezone: Mapped[str] = mapped_column(Text, server_default=text("''"))
     enabled: Mapped[bool] = mapped_column(server_default=text("true"))
     created_at: Mapped[datetime]
 
@@ -186,7 +186,7 @@ class ScheduleOverride(Base):
     plan: Mapped[str] = mapped_column(Text, ForeignKey("plans.name", ondelete="CASCADE"), index=True)
     starts_at: Mapped[datetime]
     ends_at: Mapped[datetime | None]
-    reason: Mapped[str] = mapped_column(Text, server_default="")
+    reason: Mapped[str] = mapped_column(Text, server_default=text("''"))
     created_by: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime]
 
@@ -213,7 +213,7 @@ class EventRow(Base):
     subject: Mapped[str] = mapped_column(Text)
     from_state: Mapped[str | None] = mapped_column(Text)
     to_state: Mapped[str | None] = mapped_column(Text)
-    reason: Mapped[str] = mapped_column(Text, server_default="")
+    reason: Mapped[str] = mapped_column(Text, server_default=text("''"))
     fields_json: Mapped[str] = mapped_column(Text, server_default="{}")
 
 

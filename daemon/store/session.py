@@ -44,7 +44,9 @@ class Store:
 
         url = database_url(settings)
         bring_up_to_date(url, settings.state_dir)
-        return cls(make_engine(url, writer=True, pool_size=1), make_engine(url, writer=False, pool_size=NUM_READERS))
+        store = cls(make_engine(url, writer=True, pool_size=1), make_engine(url, writer=False, pool_size=NUM_READERS))
+        store.write_sync(lambda session: session.connection() and None)  # write-ahead mode is set before any reader
+        return store
 
     def enqueue(self, fn: Callable[[Session], T]) -> Future[T]:
         """Start a write and do not wait; writes keep the order of their calls. Safe from any thread."""
