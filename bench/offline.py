@@ -1,0 +1,188 @@
+"""Decode latency, prefill and throughput of the engine alone: `python -m bench.offline --model llama-8b`.
+
+The workload is fixed, so that figures of different engines can be compared: greedy, no prefix cache, end-of-sequence
+ignored, prompts of random ids from one seed. Decode is the slope between 32 and 160 output tokens after 256-token
+prompts, best of two; prefill is one prompt with one output token, best of three; throughput is 256 requests of
+100 to 1,024 tokens in and out. One JSON line a figure, the first says where they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from bench.provenance import provenance
+from bench.random_weights import random_weights
+from bench.shapes import SCALES, SHAPES, scaled, write_shape
+from engine.builder import BuiltEngine, build_engine
+from engine.devices import open_device
+from engine.errors import BayardError
+from engine.messages import FinishReason, Knobs, SamplingParams, Submit, WorkerConfig
+
+LOW_ID, HIGH_ID = 1000, 100_000  # prompt ids, cut to the vocabulary where it is smaller
+
+
+class OfflineEngine:
+    """The engine's own step loop, without a process or a border around it."""
+
+    def __init__(self, built: BuiltEngine) -> None:
+        self._core = built.core
+        self._count = 0
+
+    def run(self, prompts: list[list[int]], outputs: list[int]) -> tuple[float, int]:
+        """(seconds, output tokens) of running all of it at once.
+
+        Raises: BayardError when a request does not end at its length
+        """
+        begun = time.perf_counter()
+        for prompt, max_tokens in zip(prompts, outputs, strict=True):
+            self._count += 1
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+            self._core.add(Submit(f"r{self._count}", prompt, sampling))
+        produced = 0
+        while self._core.has_work():
+            for delta in self._core.step().deltas:
+                produced += len(delta.token_ids)
+                if delta.finish not in (None, FinishReason.LENGTH):
+                    raise BayardError(f"A request ended with {delta.finish}: {delta.error}")
+        return time.perf_counter() - begun, produced
+
+
+def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: int) -> None:
+    """Print the figures asked for."""
+    rng = random.Random(0)
+    high = min(HIGH_ID, vocab_size)
+    low = min(LOW_ID, high - 1)
+
+    def prompt(tokens: int) -> list[int]:
+        return [rng.randrange(low, high) for _ in range(tokens)]
+
+    def show(**figure: object) -> None:
+        print(json.dumps({"model": arguments.model, **figure}), flush=True)
+
+    engine.run([prompt(64)] * 2, [8] * 2)
+    short, long = arguments.outputs
+    if "latency" in arguments.do:
+        for batch in arguments.batches:
+            times = []
+            for tokens in (short, long):
+                runs = [
+                    engine.run([prompt(arguments.prompt) for _ in range(batch)], [tokens] * batch) for _ in range(2)
+                ]
+                times.append(min(runs)[0])
+            slope_s = (times[1] - times[0]) / (long - short)
+            show(fig="decode", batch=batch, ms_per_step=round(slope_s * 1e3, 3), tok_s=round(batch / slope_s, 1))
+        for tokens in arguments.prefills:
+            seconds, _ = min(engine.run([prompt(tokens)], [1]) for _ in range(3))
+            show(fig="prefill", tokens=tokens, ms=round(seconds * 1e3, 2), tok_s=round(tokens / seconds))
+    if "throughput" in arguments.do:
+        count = arguments.nreq
+        inputs = [rng.randint(100, 1024) for _ in range(count)]
+        outputs = [rng.randint(100, 1024) for _ in range(count)]
+        if arguments.longin:
+            inputs, outputs = [arguments.longin] * count, [arguments.longout] * count
+        seconds, produced = engine.run([prompt(tokens) for tokens in inputs], outputs)
+        show(
+            fig="throughput",
+            nreq=count,
+            inputs=sum(inputs),
+            outputs=produced,
+            s=round(seconds, 2),
+            out_tok_s=round(produced / seconds, 1),
+            total_tok_s=round((produced + sum(inputs)) / seconds, 1),
+        )
+
+
+def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
+    """The engine with a file's weights, or a shape's random ones. Raises: BayardError."""
+    shape = SHAPES.get(arguments.model)
+    if shape is None and not Path(arguments.model).exists():
+        raise BayardError(f"There is no shape or file {arguments.model}.", f"Shapes are {', '.join(SHAPES)}.")
+    folder = folder / Path(arguments.model).name
+    if shape is not None:
+        folder.mkdir()
+        write_shape(folder, scaled(shape, arguments.scale))
+    config = WorkerConfig(
+        worker_id="bench",
+        model_name=arguments.model,
+        model_path=str(folder if shape is not None else arguments.model),
+        endpoint="",
+        device=arguments.device,
+        dtype=arguments.dtype,
+        activation=arguments.activation,
+        kv_tokens=arguments.kv_tokens,
+        max_context_tokens=arguments.context,
+        threads=arguments.threads,
+        knobs=Knobs(
+            max_running=arguments.max_running,
+            token_budget=arguments.budget,
+            prefill_chunk=arguments.budget,
+            prefix_cache=False,
+        ),
+    )
+    weights = nullcontext() if shape is None else random_weights(open_device(arguments.device).torch_device)
+    with weights:
+        return build_engine(config, lambda stage, done, total: None)
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(word) for word in text.split(",")]
+
+    parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
+    add = parser.add_argument
+    add("--model", required=True, help=f"a GGUF file or Hugging Face folder, or a shape: {', '.join(SHAPES)}")
+    add("--device", default="cpu")
+    add("--scale", default="full", choices=SCALES, help="a smaller sister of the shape")
+    add("--do", default="latency,throughput", type=lambda text: text.split(","))
+    add("--dtype", default="auto")
+    add("--activation", default="exact", choices=("exact", "int8"))
+    add("--threads", default=0, type=int, help="CPU threads; 0: all")
+    add("--context", default=8192, type=int, help="longest sequence")
+    add("--kv-tokens", default=0, type=int, help="KV cache; 0: what memory allows")
+    add("--max-running", default=256, type=int)
+    add("--budget", default=8192, type=int, help="tokens a step")
+    add("--batches", default=[1, 8, 32, 64, 128, 256], type=numbers)
+    add("--prompt", default=256, type=int, help="prompt tokens of the decode figures")
+    add("--outputs", default=[32, 160], type=numbers, help="the two output lengths of the decode slope")
+    add("--prefills", default=[2048, 8000], type=numbers)
+    add("--nreq", default=256, type=int)
+    add("--longin", default=0, type=int, help="prompt tokens of every throughput request")
+    add("--longout", default=128, type=int)
+    arguments = parser.parse_args(words)
+    arguments.batches = [batch for batch in arguments.batches if batch <= arguments.max_running]
+    if len(arguments.outputs) != 2 or arguments.outputs[0] >= arguments.outputs[1]:
+        parser.error("--outputs takes two lengths, the shorter first")
+    return arguments
+
+
+def main(words: list[str]) -> int:
+    arguments = parse(words)
+    begun = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="bayard-shape-") as folder:
+            built = build(arguments, Path(folder))
+            start_s = round(time.monotonic() - begun, 1)
+            origin = provenance("offline", arguments.device)
+            shown = {"scale": arguments.scale, "dtype": arguments.dtype, "activation": arguments.activation}
+            kernels = {"kernels": built.kernels, "notes": built.notes}
+            print(
+                json.dumps({**origin, "model": arguments.model, "opts": shown, "start_s": start_s, **kernels}),
+                flush=True,
+            )
+            measure(OfflineEngine(built), arguments, built.core.scheduler.vocab_size)
+    except BayardError as error:
+        print(json.dumps({"model": arguments.model, "refused": str(error)}), flush=True)
+        print(f"{arguments.model}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""Where a figure comes from: the machine, the software and the commit, written beside every result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def provenance(bench: str, device: str = "cpu") -> dict[str, object]:
+    """The first line of a result: {"bench", "machine", "commit", "measured_at", "software"}."""
+    return {
+        "bench": bench,
+        "machine": machine(device),
+        "commit": commit(),
+        "measured_at": datetime.now(UTC).date().isoformat(),
+        "software": {name: _version(name) for name in ("torch", "triton")},
+    }
+
+
+def machine(device: str) -> str:
+    """The processor and its usable cores, and the accelerator if one is used."""
+    cpu = f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores"
+    if device.startswith("cpu"):
+        return cpu
+    import torch
+
+    kind, _, index = device.partition(":")
+    return f"{getattr(torch, kind).get_device_name(int(index or 0))}; {cpu}"
+
+
+def commit() -> str:
+    """The short commit, "-changed" after it if tracked files differ; "unknown" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("-changed" if git("diff", "HEAD", "--name-only") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    with open("/proc/cpuinfo") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model name", "cpu model"):
+                return value.strip()
+    return platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

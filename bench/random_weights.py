@@ -1,0 +1,57 @@
+"""Random weights in place of a checkpoint's bytes, made on the device: nothing is read, nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from engine.models import loading
+from engine.models.checkpoint import MappedCheckpoint, Progress
+from engine.spec.model_spec import ModelSpec
+from engine.spec.tensor_table import Role, tensor_table
+
+STANDARD_DEVIATION = 0.02  # keeps activations in range through any number of normalised layers
+
+
+class RandomCheckpoint(MappedCheckpoint):
+    """Looks like a mapped checkpoint of plain bf16 tensors to the loader."""
+
+    def __init__(self, spec: ModelSpec, progress: Progress, device: torch.device) -> None:
+        self.table = tensor_table(spec)
+        self.total_bytes = sum(info.size_bytes for info in self.table.values())
+        self.done_bytes = 0
+        self._progress = progress
+        self._pending_bytes = 0
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def matrix(self, name: str, layer: int | None = None) -> Tensor:
+        info = self.table[name, layer]
+        self._pending_bytes += info.size_bytes
+        if len(info.shape) == 1:
+            return torch.ones(info.shape, dtype=torch.bfloat16, device=self._device)
+        values = torch.empty(info.shape, dtype=torch.bfloat16, device=self._device)
+        return values.normal_(0.0, STANDARD_DEVIATION, generator=self._generator)
+
+    def release(self) -> None:
+        self.done_bytes += self._pending_bytes
+        self._pending_bytes = 0
+        self._progress(self.done_bytes, self.total_bytes)
+
+    def __contains__(self, role: Role) -> bool:
+        return role in self.table
+
+
+@contextmanager
+def random_weights(device: torch.device) -> Iterator[None]:
+    """Within it, whatever load_model loads has random weights."""
+
+    def make(spec: ModelSpec, progress: Progress) -> RandomCheckpoint:
+        return RandomCheckpoint(spec, progress, device)
+
+    with patch.object(loading, "MappedCheckpoint", make):
+        yield

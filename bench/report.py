@@ -1,0 +1,149 @@
+"""Results to a page: `python -m bench.report bench/results/*.jsonl > docs/performance.md`.
+
+Reads the JSON lines of bench.offline and bench.peers (each names its machine and commit) and writes one table a
+result. The page is generated: change a result or this file, not the page.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+
+Line = dict[str, Any]
+
+HEAD = """# Performance
+
+Measured, with the machine and the commit beside each table. Absolute times hold for their machine only; on a shared
+machine only the ratios within one table do. This page is written by `make perf-doc` from `bench/results/`.
+"""
+
+
+def read_result(path: Path) -> list[Line]:
+    """One file's lines. Raises: ConfigError naming the line that is no JSON object, or a result of no known origin."""
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path.name}, line {number} is no JSON: {error}.", "Measure again.") from error
+        if not isinstance(line, dict):
+            raise ConfigError(f"{path.name}, line {number} is no JSON object.", "Measure again.")
+        lines.append(line)
+    if not lines or _bench(lines) not in ("offline", "peers"):
+        raise ConfigError(f"{path.name} does not say which benchmark it is of.", "Keep the first line of the output.")
+    return lines
+
+
+def _bench(lines: list[Line]) -> str:
+    return str(lines[0].get("origin", lines[0]).get("bench"))
+
+
+def page(results: Iterable[list[Line]]) -> str:
+    """The whole document."""
+    sections = [HEAD]
+    for lines in results:
+        sections.append(peers_section(lines) if _bench(lines) == "peers" else offline_section(lines))
+    return "\n".join(sections)
+
+
+def peers_section(lines: list[Line]) -> str:
+    """Ours beside peers, with ratios against llama.cpp."""
+    origin = lines[0]["origin"]
+    base = next((line for line in lines if line["peer"].startswith("llama.cpp") and "skipped" not in line), {})
+    rows = []
+    for line in lines:
+        if "skipped" in line:
+            rows.append([line["peer"], f"not measured: {line['skipped']}", "", "", ""])
+            continue
+        beyond = line.get("rss_beyond_file_bytes")
+        rows.append(
+            [
+                line["peer"],
+                _ratio(line.get("prefill_tok_s"), base.get("prefill_tok_s"), line is base),
+                _ratio(line.get("decode_tok_s"), base.get("decode_tok_s"), line is base),
+                _ratio(line.get("streams8_decode_tok_s"), base.get("decode_tok_s"), line is base),
+                "" if beyond is None else f"{beyond / 1e6:,.0f} MB",
+            ]
+        )
+    title = f"## {origin['model']}, {lines[0]['threads']} CPU threads, beside peers"
+    heads = ["engine", "prefill tok/s", "decode tok/s", "8 streams tok/s", "memory beyond the file"]
+    note = "Ratios are against llama.cpp's one stream in the same run."
+    return "\n".join([title, "", _origin(origin), "", *_table(heads, rows), "", note, ""])
+
+
+def offline_section(lines: list[Line]) -> str:
+    """One engine, one model: decode by batch, prefill by length, throughput."""
+    origin, figures = lines[0], lines[1:]
+    engine, model = origin.get("engine", "Bayard"), origin.get("model", "?")
+    scale = origin.get("opts", {}).get("scale", "full")
+    title = f"## {model}{'' if scale == 'full' else f' ({scale} sister)'}, {engine}, offline"
+    if "refused" in origin:
+        return "\n".join([title, "", f"Not run: {origin['refused']}", ""])
+    rows = []
+    for line in figures:
+        match line.get("fig"):
+            case "decode":
+                rows.append(
+                    [
+                        "decode",
+                        f"batch {line['batch']}",
+                        f"{line['ms_per_step']:.2f} ms a step",
+                        f"{line['tok_s']:,.0f}",
+                    ]
+                )
+            case "prefill":
+                rows.append(["prefill", f"{line['tokens']:,} tokens", f"{line['ms']:,.1f} ms", f"{line['tok_s']:,.0f}"])
+            case "throughput":
+                work = f"{line['nreq']} requests, {line['inputs']:,} tokens in, {line['outputs']:,} out"
+                rows.append(["throughput", work, f"{line['s']:,.2f} s", f"{line['out_tok_s']:,.0f} out"])
+            case other:
+                raise ConfigError(
+                    f"The result of {model} holds an unknown figure {other!r}.", "Update bench/report.py."
+                )
+    return "\n".join([title, "", _origin(origin), "", *_table(["figure", "work", "time", "tokens/s"], rows), ""])
+
+
+def _origin(origin: Line) -> str:
+    software = ", ".join(f"{name} {version}" for name, version in origin.get("software", {}).items() if version)
+    facts = [origin["machine"], software, f"commit {origin['commit']}", origin["measured_at"]]
+    opts = {key: value for key, value in origin.get("opts", {}).items() if value not in ("full", "auto", "exact")}
+    if origin.get("activation", "exact") != "exact":
+        opts["activation"] = origin["activation"]
+    facts += [f"{key} {value}" for key, value in opts.items()]
+    return "; ".join(fact for fact in facts if fact) + "."
+
+
+def _ratio(value: float | None, base: float | None, is_base: bool) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.1f}" if base is None or is_base else f"{value:,.1f} ({value / base:.2f}×)"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    def row(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [row(heads), "|" + "---|" * len(heads), *map(row, rows)]
+
+
+def main(words: list[str]) -> int:
+    if not words:
+        print("usage: python -m bench.report RESULT.jsonl ...", file=sys.stderr)
+        return 2
+    try:
+        print(page([read_result(Path(word)) for word in words]), end="")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
