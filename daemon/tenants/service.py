@@ -148,10 +148,10 @@ class TenantService:
 
 def check_name(name: str) -> None:
     """Raises: InvalidParameter"""
-    if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+    if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip() or "/" in name:
         raise InvalidParameter(
             f"The name {name[:MAX_NAME_CHARS]!r} has {len(name)} characters; "
-            f"1 to {MAX_NAME_CHARS} printable ones are allowed, with no space around them.",
+            f"1 to {MAX_NAME_CHARS} printable ones are allowed, without a slash and with no space around them.",
             param="name",
         )
 

@@ -161,6 +161,10 @@ async def post_revoke(key_id: str, services: Services, caller: Admin) -> KeyAnsw
 
 
 def _item(services: Services, tenant: TenantRecord, keys: list[KeyRecord]) -> TenantItem:
+    return tenant_item(tenant, keys, services.tenants.admission.running_of(tenant.id))
+
+
+def tenant_item(tenant: TenantRecord, keys: list[KeyRecord], running: int) -> TenantItem:
     limits = tenant.limits
     return TenantItem(
         id=tenant.id,
@@ -177,7 +181,7 @@ def _item(services: Services, tenant: TenantRecord, keys: list[KeyRecord]) -> Te
             max_output_tokens=limits.max_output_tokens,
             models=None if limits.models is None else sorted(limits.models),
         ),
-        running=services.tenants.admission.running_of(tenant.id),
+        running=running,
         keys=sum(key.tenant_id == tenant.id and key.revoked_at is None for key in keys),
     )
 
