@@ -37,6 +37,7 @@ READ_KEYS = (
     "expert_count",
     "expert_used_count",
 )
+MAX_NAME_CHARACTERS = 120
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -60,7 +61,7 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
     bos = metadata.token_ids("tokenizer.ggml.bos_token_id", vocab_size)
     ends = tuple(dict.fromkeys(i for key in END_KEYS for i in metadata.token_ids(key, vocab_size)))
     spec = ModelSpec(
-        name=metadata.text("general.name", Path(header.path).stem) or Path(header.path).stem,
+        name=_name(metadata, Path(header.path).stem),
         architecture=family.key,
         format=CheckpointFormat.GGUF,
         path=header.path,
@@ -78,6 +79,12 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
     )
     tensor_table(spec)
     return spec
+
+
+def _name(metadata: Fields, stem: str) -> str:
+    """The stated name if people can read it, else the file's."""
+    stated = metadata.text("general.name", stem).strip()
+    return stated if stated and stated.isprintable() and len(stated) <= MAX_NAME_CHARACTERS else stem
 
 
 def _shape(

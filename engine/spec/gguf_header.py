@@ -22,7 +22,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
-MAX_NAME_BYTES = 1 << 10  # of a key or a tensor
+MAX_NAME_BYTES = 1 << 8  # of a key or a tensor
 MAX_STRING_BYTES = 1 << 24  # of one value; chat templates are the long ones
 MAX_ARRAY_ITEMS = 1 << 22  # over all arrays; the largest vocabularies have 2^18 entries
 MAX_ARRAY_DEPTH = 2
@@ -101,6 +101,8 @@ class _Reader:
         metadata: dict[str, object] = {}
         for index in range(key_count):
             key = self.string(f"the name of key {index}", MAX_NAME_BYTES)
+            if not key.isprintable():
+                raise self.refuse(f"the name of key {index} has control characters")
             if key in metadata:
                 raise self.refuse(f"the key {key!r} is there twice")
             metadata[key] = self.value(self.u32(f"the type of {key}"), key, depth=0)
@@ -234,6 +236,8 @@ class _Reader:
             name = self.string(f"the name of tensor {index}", MAX_NAME_BYTES)
             if not name:
                 raise self.refuse(f"tensor {index} has no name")
+            if not name.isprintable():
+                raise self.refuse(f"the name of tensor {index} has control characters")
             if name in seen:
                 raise self.refuse(f"the tensor {name!r} is there twice")
             seen.add(name)

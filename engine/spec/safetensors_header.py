@@ -15,6 +15,7 @@ from engine.spec.model_spec import TensorInfo
 
 MAX_HEADER_BYTES = 1 << 25  # the largest shards of real models have under a megabyte
 MAX_DIMENSIONS = 8
+MAX_NAME_CHARACTERS = 256
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -94,19 +95,21 @@ def _tensors(path: Path, header: dict[str, object], data_offset: int, size: int)
 
 
 def _tensor(path: Path, name: str, entry: object, data_offset: int) -> TensorInfo:
+    if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
+        raise _refusal(path, f"a tensor has a name of {len(name):,} characters, or one with control characters")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _refusal(path, f"the entry of {name[:80]} has not exactly dtype, shape and data_offsets")
+        raise _refusal(path, f"the entry of {name} has not exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     item_bytes = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
     if item_bytes is None:
-        raise _refusal(path, f"{name[:80]} has the unknown type {str(dtype)[:40]!r}")
+        raise _refusal(path, f"{name} has the unknown type {str(dtype)[:40]!r}")
     if not _whole_numbers(shape) or len(shape) > MAX_DIMENSIONS or 0 in shape:
-        raise _refusal(path, f"{name[:80]} has no usable shape: {str(shape)[:80]}")
+        raise _refusal(path, f"{name} has no usable shape: {str(shape)[:80]}")
     if not _whole_numbers(offsets) or len(offsets) != 2:
-        raise _refusal(path, f"{name[:80]} has no usable data_offsets: {str(offsets)[:80]}")
+        raise _refusal(path, f"{name} has no usable data_offsets: {str(offsets)[:80]}")
     start, end = offsets
     if end - start != prod(shape) * item_bytes:
-        raise _refusal(path, f"{name[:80]} has {end - start:,} bytes; its shape needs {prod(shape) * item_bytes:,}")
+        raise _refusal(path, f"{name} has {end - start:,} bytes; its shape needs {prod(shape) * item_bytes:,}")
     return TensorInfo(name, dtype, tuple(shape), str(path), data_offset + start, end - start)
 
 
