@@ -82,7 +82,8 @@ class Partition:
     """A slice of a device (MIG instance, compute partition, vNPU). Slices with equal `memory_group` share memory."""
 
     index: int
-    profile: str | None = None
+    profile: str | None = None  # as the vendor names the slice: "1g.10gb"
+    instance: str | None = None  # as the tool numbers it: "GI 2 CI 0"
     uuid: str | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None

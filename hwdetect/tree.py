@@ -1,4 +1,7 @@
-"""Read-only view of a machine's files: the real root, a recorded folder, or a text bundle. Missing is None, never an error."""
+"""Read-only view of a machine's files: the real root, a recorded folder, or a text bundle.
+
+What is missing is None, never an error.
+"""
 
 from __future__ import annotations
 

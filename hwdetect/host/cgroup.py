@@ -190,14 +190,18 @@ def _quota(tree: Tree, folders: list[str]) -> tuple[float, str] | None:
 
 
 _IdsAndSource = tuple[tuple[int, ...], str]
+# In version 1 a group's own list is what its tasks get; the effective one is for mounts in version 2's mode, and of a
+# recorded machine it can be older than the list
+_CPU_FILES = ("cpuset.cpus.effective", "cpuset.cpus", "cpuset.effective_cpus", "cpus")
+_NODE_FILES = ("cpuset.mems.effective", "cpuset.mems", "cpuset.effective_mems", "mems")
 
 
 def _cpuset(tree: Tree, folders: list[str]) -> tuple[_IdsAndSource | None, _IdsAndSource | None]:
     cpus: _IdsAndSource | None = None
     mems: _IdsAndSource | None = None
     for folder in folders:
-        cpus = cpus or _ids(tree, folder, ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus"))
-        mems = mems or _ids(tree, folder, ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems", "mems"))
+        cpus = cpus or _ids(tree, folder, _CPU_FILES)
+        mems = mems or _ids(tree, folder, _NODE_FILES)
     return cpus, mems
 
 

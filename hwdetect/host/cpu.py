@@ -6,8 +6,8 @@ import os
 import platform
 
 from hwdetect.host import cpuinfo
-from hwdetect.host.topology import read_caches, read_core_kinds, read_topology
 from hwdetect.host.topology import max_mhz as fastest_mhz
+from hwdetect.host.topology import read_caches, read_core_kinds, read_topology
 from hwdetect.machine import Cgroup, Cpu
 from hwdetect.text import cpu_list
 from hwdetect.tree import Tree, line

@@ -16,7 +16,8 @@ _CONTAINER_MARKS = (
 )  # fmt: skip
 _HYPERVISORS = (
     ("kvm", "KVM"), ("qemu", "QEMU"), ("vmware", "VMware"), ("virtualbox", "VirtualBox"), ("xen", "Xen"),
-    ("microsoft corporation virtual", "Hyper-V"), ("amazon ec2", "Amazon EC2"), ("google compute", "Google Compute Engine"),
+    ("microsoft corporation virtual", "Hyper-V"), ("amazon ec2", "Amazon EC2"),
+    ("google compute", "Google Compute Engine"),
     ("openstack", "OpenStack"), ("alibaba cloud", "Alibaba Cloud"), ("tencent cloud", "Tencent Cloud"),
 )  # fmt: skip
 
@@ -64,7 +65,7 @@ def _container(tree: Tree) -> str | None:
         if groups and mark in groups:
             return name
     if tree.is_live:
-        return os.environ.get("container") or _init_container(tree) or "none"
+        return os.environ.get("container") or _init_container(tree) or "none"  # noqa: SIM112
     return None if groups is None else "none"
 
 

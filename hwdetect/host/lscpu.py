@@ -1,0 +1,121 @@
+"""lscpu's text, also in a language: keys are looked up by what they mean, colons may be full-width."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from hwdetect.host.arm import hexadecimal, implementer_name
+from hwdetect.host.isa import isa_levels
+from hwdetect.machine import Cpu, NumaNode
+from hwdetect.text import cpu_list, integer, key_values, known, number, size_bytes
+
+# meaning -> keys in English, Chinese, German, French, Japanese and Spanish, lower case
+_KEYS: dict[str, tuple[str, ...]] = {
+    "architecture": ("architecture", "架构", "architektur", "アーキテクチャ", "アーキテクチャー", "arquitectura"),
+    "cpus": ("cpu(s)", "cpu", "processeur(s)"),
+    "online": (
+        "on-line cpu(s) list", "在线 cpu 列表", "在线cpu列表", "liste der online-cpu(s)",
+        "liste de processeur(s) en ligne", "オンラインになっている cpu のリスト", "lista de la(s) cpu(s) en línea",
+    ),
+    "threads": (
+        "thread(s) per core", "每个核的线程数", "thread(s) pro kern", "thread(s) par cœur", "thread(s) par coeur",
+        "コアあたりのスレッド数", "hilo(s) de procesamiento por núcleo",
+    ),
+    "cores": (
+        "core(s) per socket", "每个座的核数", "每个插座的核数", "kern(e) pro sockel", "kern(e) pro socket",
+        "cœur(s) par socket", "coeur(s) par socket", "ソケットあたりのコア数", "núcleo(s) por «socket»",
+    ),
+    "clustered_cores": ("core(s) per cluster", "每个集群的核数", "每个簇的核数"),
+    "clusters": ("cluster(s)", "集群", "簇"),
+    "sockets": ("socket(s)", "座", "插座", "sockel", "ソケット数", "«socket(s)»", "cpu socket(s)"),
+    "nodes": ("numa node(s)", "numa 节点", "numa-knoten", "nœud(s) numa", "numa ノード数", "modo(s) numa"),
+    "vendor": (
+        "vendor id", "厂商 id", "供应商 id", "anbieterkennung", "hersteller-id", "identifiant constructeur",
+        "ベンダー id", "ベンダid", "id de fabricante",
+    ),
+    "model_name": ("model name", "型号名称", "modellname", "nom de modèle", "モデル名", "nombre del modelo"),
+    "flags": ("flags", "标记", "标志", "markierungen", "drapaux", "フラグ", "indicadores"),
+    "l2": ("l2 cache", "l2 缓存", "l2", "l2-cache", "cache l2", "l2 キャッシュ", "caché l2"),
+    "l3": ("l3 cache", "l3 缓存", "l3", "l3-cache", "cache l3", "l3 キャッシュ", "caché l3"),
+    "max_mhz": ("cpu max mhz", "cpu 最大 mhz", "maximale taktfrequenz der cpu", "vitesse maximale du processeur en mhz"),
+}  # fmt: skip
+_MEANING = {key: meaning for meaning, keys in _KEYS.items() for key in keys}
+_NODE = re.compile(r"^numa\D*?(\d{1,5})\D*cpu", re.IGNORECASE)
+_INSTANCES = re.compile(r"\((\d{1,5}) instances?\)")
+
+
+def looks_like(text: str) -> bool:
+    meanings = {_meaning(key) for _, key, _ in key_values(text.splitlines())}
+    return len(meanings & {"cpus", "online", "threads", "cores", "sockets", "architecture"}) >= 3
+
+
+def _meaning(key: str) -> str | None:
+    normal = " ".join(unicodedata.normalize("NFKC", key).lower().split())
+    return _MEANING.get(normal)
+
+
+def parse(text: str, source: str) -> tuple[Cpu, tuple[NumaNode, ...]]:
+    """Several `Model name` blocks (unequal cores) add up; a socket count of `-` is unknown."""
+    values: dict[str, list[str]] = {}
+    nodes: dict[int, NumaNode] = {}
+    for _, key, value in key_values(text.splitlines()):
+        node = _NODE.match(key)
+        cpus = cpu_list(value) if node else None
+        if node and cpus is not None:
+            nodes.setdefault(int(node.group(1)), NumaNode.of(source, node=int(node.group(1)), cpus=cpus))
+            continue
+        meaning = _meaning(key)
+        if meaning and value and (meaning != "cpus" or value[:1].isdigit()):
+            values.setdefault(meaning, []).append(value)
+
+    def first(meaning: str) -> str | None:
+        return known(values[meaning][0]) if meaning in values else None
+
+    online = cpu_list(first("online"))
+    names = list(dict.fromkeys(name for name in values.get("model_name", []) if known(name)))
+    cores, sockets = _cores(values)
+    vendor = first("vendor")
+    maker = implementer_name(vendor) if hexadecimal(vendor) is not None else vendor
+    l3 = first("l3")
+    instances = _INSTANCES.search(l3 or "")
+    total_cores = cores * sockets if cores and sockets else cores if "clusters" in values else None
+    cpu = Cpu.of(
+        source,
+        model=" + ".join(names) or None,
+        vendor=maker,
+        architecture=first("architecture"),
+        sockets=sockets,
+        cores_per_socket=cores if sockets else None,
+        physical_cores=total_cores,
+        threads_per_core=integer(first("threads")) if len(set(values.get("threads", []))) == 1 else None,
+        logical_cpus=len(online) if online else integer(first("cpus")),
+        present_cpus=integer(first("cpus")),
+        online=online,
+        isa_levels=isa_levels(frozenset((first("flags") or "").split())) or None,
+        l2_cache_bytes=_per_instance(first("l2")),
+        l3_cache_bytes=_per_instance(l3),
+        l3_caches=int(instances.group(1)) if instances else None,
+        max_mhz=number(first("max_mhz")),
+    )
+    return cpu, tuple(nodes[number_] for number_ in sorted(nodes))
+
+
+def _cores(values: dict[str, list[str]]) -> tuple[int | None, int | None]:
+    """Cores per socket, added over unequal kinds, and sockets."""
+    counts = [integer(value) for value in values.get("cores", [])]
+    measured = [count for count in counts if count is not None]
+    sockets = integer(values["sockets"][0]) if "sockets" in values else None
+    kinds = len(dict.fromkeys(values.get("model_name", []))) or 1
+    if measured:
+        return sum(measured[:kinds]), sockets
+    per_cluster = integer(values["clustered_cores"][0]) if "clustered_cores" in values else None
+    clusters = integer(values["clusters"][0]) if "clusters" in values else None
+    return (per_cluster * clusters if per_cluster and clusters else None), sockets
+
+
+def _per_instance(text: str | None) -> int | None:
+    """Newer versions print the sum and how many there are, older ones one instance's size."""
+    size = size_bytes(text)
+    instances = _INSTANCES.search(text or "")
+    return size // max(1, int(instances.group(1))) if size is not None and instances else size

@@ -1,0 +1,131 @@
+"""Tools whose table copies nvidia-smi's: ixsmi, hl-smi, Kunlunxin's xpu-smi, Intel's xpu-smi 2.x, cnmon, mx-smi."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hwdetect.accelerator import Accelerator, DeviceProcess, State, Vendor
+from hwdetect.report import Report, checked_memory, unique
+from hwdetect.text import integer, known, mib, pci_address
+from hwdetect.vendors.box import Row, cells_of, celsius, percent, rows, sizes, title_value, watts
+
+_NAMED = re.compile(r"^\s*(\d{1,4})\s+(.+?)(?:\s+(On|Off|N/A|Enabled|Disabled))?\s*$")
+_CNMON = re.compile(r"^\s*(\d{1,4})\s+(\S+)\s+(\S.*?)\s+(v[\d.]+|N/A)\s*$")
+_PROCESS = re.compile(
+    r"^\s*(\d{1,4})\s+(?:(?:N/A|/|\d{1,3})\s+){0,2}?(\d{1,10})\s+(?:([CG+]{1,3})\s+)?(\S.*?)(?:\s+(\d+)\s*([KMG]i?B)?)?\s*$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Where a tool puts what: cells are (line, column) of a device's row."""
+
+    vendor: Vendor
+    driver_keys: tuple[str, ...]
+    runtime_keys: tuple[str, ...] = ()
+    runtime_label: str = ""
+    memory_cells: tuple[tuple[int, int], ...] = ((1, 1),)
+    utilisation_cell: tuple[int, int] = (1, 2)
+    errors_cell: tuple[int, int] | None = None
+    health_cell: tuple[int, int] | None = None
+    ecc_cell: tuple[int, int] | None = None
+    needs_address: bool = True
+    cnmon: bool = False
+
+
+ILUVATAR = Dialect(Vendor.ILUVATAR, ("Driver Version",), ("CUDA Version",), "CUDA API ")
+GAUDI = Dialect(Vendor.GAUDI, ("Driver Version",), errors_cell=(0, 2))
+KUNLUN = Dialect(Vendor.KUNLUNXIN, ("Driver Version",), ("XPU-RT Version",), "XPU-RT ", ecc_cell=(0, 2))
+INTEL = Dialect(Vendor.INTEL, ("Driver",), ("Level Zero",), "Level Zero ", ecc_cell=(0, 2))
+METAX = Dialect(
+    Vendor.METAX,
+    ("Kernel Mode Driver Version",),
+    ("MACA Version",),
+    "MACA ",
+    memory_cells=((1, 2),),
+    utilisation_cell=(0, 3),
+    health_cell=(1, 3),
+)
+CAMBRICON = Dialect(Vendor.CAMBRICON, ("Driver",), utilisation_cell=(0, 2), needs_address=False, cnmon=True)
+
+
+def parse(text: str, source: str, dialect: Dialect) -> Report:
+    def starts(cells: list[str]) -> tuple[int, str] | None:
+        return _starts(cells, dialect)
+
+    driver = title_value(text, *dialect.driver_keys)
+    runtime = title_value(text, *dialect.runtime_keys) if dialect.runtime_keys else None
+    runtime = f"{dialect.runtime_label}{runtime}" if runtime else None
+    processes = _processes(text) if re.search(r"^\|\s*Process", text, re.MULTILINE) else None
+    devices = [_device(row, source, dialect, processes) for row in rows(text, starts)]
+    if (dialect.cnmon and driver is None) or (dialect.cnmon and not (driver or "").startswith("v")):
+        drivers = {d.driver_version for d in devices if d.driver_version}
+        driver = drivers.pop() if len(drivers) == 1 else None
+    found = tuple(d.with_facts(source, driver_version=driver, runtime_version=runtime) for d in unique(devices))
+    return Report(source=source, vendor=dialect.vendor, devices=found, driver_version=driver, runtime_version=runtime)
+
+
+def _starts(cells: list[str], dialect: Dialect) -> tuple[int, str] | None:
+    if len(cells) < 2:
+        return None
+    if dialect.cnmon:
+        card = _CNMON.match(cells[0])
+        return (int(card.group(1)), card.group(3)) if card else None
+    found = _NAMED.match(cells[0])
+    if not found or not re.search(r"[A-Za-z]", found.group(2)) or "%" in found.group(2)[:4]:
+        return None
+    if dialect.needs_address and not any(pci_address(cell) for cell in cells[1:]):
+        return None
+    return int(found.group(1)), found.group(2).strip()
+
+
+def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[DeviceProcess]] | None) -> Accelerator:
+    used, total = next((found for cell in dialect.memory_cells if (found := sizes(row.cell(*cell)))), (None, None))
+    draw, limit = watts(row.cell(1, 0))
+    errors = integer(row.cell(*dialect.errors_cell)) if dialect.errors_cell else None
+    health = known(row.cell(*dialect.health_cell)) if dialect.health_cell else None
+    ecc = row.cell(*dialect.ecc_cell) if dialect.ecc_cell else ""
+    row_driver = re.search(r"\bv\d[\w.]*", row.cell(0, 1)) if dialect.cnmon else None
+    device = Accelerator.of(
+        source,
+        vendor=dialect.vendor,
+        index=row.index,
+        name=_product(row.title, dialect.vendor),
+        pci_address=row.address,
+        driver_version=row_driver.group() if row_driver else None,
+        memory_total_bytes=total,
+        memory_used_bytes=used,
+        temperature_c=celsius(row.cell(1, 0)) if dialect.vendor is not Vendor.METAX else celsius(row.cell(1, 1)),
+        power_w=draw,
+        power_limit_w=limit,
+        utilisation_percent=percent(row.cell(*dialect.utilisation_cell)),
+        ecc_uncorrected=errors if errors is not None else integer(ecc),
+        ecc_enabled=False if ecc == "Disabled" else True if ecc == "Enabled" or ecc.isdigit() else None,
+        health=health,
+        processes=tuple(processes.get(row.index, ())) if processes is not None else None,
+    )
+    if health and health.lower() not in ("available", "ok", "normal", "healthy"):
+        reason = f"the tool calls its state {health}"
+        device = device.with_facts(
+            source, state=State.UNHEALTHY, reason=reason, fix="see the kernel log: sudo dmesg | tail -100"
+        )
+    return checked_memory(device)
+
+
+def _product(name: str, vendor: Vendor) -> str:
+    # Columns glue the persistence word to names in some widths
+    trimmed = re.sub(r"\s+(?:On|Off|N/A)$", "", name).strip()
+    return f"Kunlun {trimmed}" if vendor is Vendor.KUNLUNXIN and not trimmed.lower().startswith("kunlun") else trimmed
+
+
+def _processes(text: str) -> dict[int, list[DeviceProcess]]:
+    found: dict[int, dict[int, DeviceProcess]] = {}
+    for section, cells in cells_of(text):
+        row = _PROCESS.match(cells[0]) if cells and len(cells) == 1 and section == "processes" else None
+        if row:
+            card, pid, kind, name, size, unit = row.groups()
+            used = mib(f"{size}{unit or 'MiB'}") if size else None
+            process = DeviceProcess(int(pid), known(name), used, "C" in kind if kind else None)
+            found.setdefault(int(card), {}).setdefault(int(pid), process)
+    return {card: list(by_pid.values()) for card, by_pid in found.items()}

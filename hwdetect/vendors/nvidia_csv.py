@@ -1,0 +1,110 @@
+"""`nvidia-smi --query-gpu=... --format=csv[,noheader][,nounits]` and tools that copied it (ixsmi, ppu-smi, brsmi)."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+from hwdetect.accelerator import Accelerator, Vendor
+from hwdetect.machine import Note, Severity
+from hwdetect.report import Report, checked_memory, unique
+from hwdetect.text import integer, known, mib, number, pci_address
+
+_COLUMNS = re.compile(r"--query-(?:gpu|ppu)=([\w.,]+)")
+_UNIT = re.compile(r"\s*\[([^\]]*)\]\s*$")
+
+# What is asked for when the machine is asked: enough for every fact that this form can give
+QUERY = (
+    "index,name,uuid,pci.bus_id,driver_version,memory.total,memory.reserved,memory.used,memory.free,utilization.gpu,"
+    "temperature.gpu,power.draw,power.limit,compute_cap,ecc.mode.current,ecc.errors.uncorrected.volatile.total,"
+    "mig.mode.current,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
+)
+
+
+def looks_like(text: str) -> bool:
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    named = "," in first and any(name in first for name in ("memory.total", "driver_version", "pci.bus_id"))
+    return named or bool(re.match(r"^\d{1,4}, [^,]+(?:, [^,]*)+$", first))
+
+
+def columns_asked(command: str) -> list[str]:
+    """The column names of a command line; [] if it names none."""
+    found = _COLUMNS.search(command)
+    return [name for name in found.group(1).split(",") if name] if found else []
+
+
+def parse(text: str, source: str, vendor: Vendor = Vendor.NVIDIA) -> Report:
+    """Rows by the heading; without one by the command's own column list; without both only index and name are read."""
+    lines = [line for line in text.splitlines() if "," in line]
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True) if row]
+    except csv.Error:
+        rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    columns = columns_asked(source)
+    notes: tuple[Note, ...] = ()
+    if rows and _is_heading(rows[0]):
+        columns = [_UNIT.sub("", cell) for cell in rows[0]]
+        rows = [row for row in rows[1:] if not _is_heading(row)]
+    elif not columns:
+        columns = ["index", "name"]
+        notes = (Note(Severity.INFO, source, "neither a heading nor the column list: only index and name were read"),)
+    devices = [device for n, row in enumerate(rows) if (device := _device(columns, row, n, source, vendor))]
+    drivers = {device.driver_version for device in devices if device.driver_version}
+    return Report(
+        source=source,
+        vendor=vendor,
+        devices=unique(devices),
+        notes=notes,
+        driver_version=drivers.pop() if len(drivers) == 1 else None,
+    )
+
+
+def _is_heading(row: list[str]) -> bool:
+    return (
+        sum(1 for cell in row if re.match(r"^(?:index|name|count|uuid|timestamp|bus_id|[a-z_]+\.[a-z_.]+)\b", cell))
+        >= 2
+    )
+
+
+def _device(columns: list[str], row: list[str], position: int, source: str, vendor: Vendor) -> Accelerator | None:
+    cells = dict(zip(columns, row, strict=False))
+
+    def value(*names: str) -> str | None:
+        return next((found for name in names if (found := known(cells.get(name)))), None)
+
+    index = integer(value("index"))
+    name = value("name", "product_name", "gpu_name")
+    address = pci_address(value("pci.bus_id", "gpu_bus_id", "bus_id"))
+    if name is None and address is None and index is None:
+        return None
+    ids = (value("pci.device_id") or "").removeprefix("0x")
+    mode = value("mig.mode.current")
+    ecc = value("ecc.mode.current")
+    return checked_memory(
+        Accelerator.of(
+            source,
+            vendor=vendor,
+            index=index if index is not None else position,
+            name=name,
+            uuid=value("uuid", "gpu_uuid"),
+            pci_address=address,
+            pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{8}", ids) else None,
+            driver_version=value("driver_version"),
+            compute_capability=value("compute_cap"),
+            memory_total_bytes=mib(value("memory.total")),
+            memory_used_bytes=mib(value("memory.used")),
+            memory_free_bytes=mib(value("memory.free")),
+            memory_reserved_bytes=mib(value("memory.reserved")),
+            utilisation_percent=number(value("utilization.gpu")),
+            temperature_c=number(value("temperature.gpu")),
+            power_w=number(value("power.draw", "power.draw.instant", "power.draw.average")),
+            power_limit_w=number(value("power.limit", "enforced.power.limit")),
+            ecc_enabled={"Enabled": True, "Disabled": False}.get(ecc or ""),
+            ecc_uncorrected=integer(value("ecc.errors.uncorrected.volatile.total")),
+            partition_mode={"Enabled": "MIG", "Disabled": "none"}.get(mode or ""),
+            pcie_generation=integer(value("pcie.link.gen.current")),
+            pcie_generation_max=integer(value("pcie.link.gen.max")),
+            pcie_width=integer(value("pcie.link.width.current")),
+            pcie_width_max=integer(value("pcie.link.width.max")),
+        )
+    )

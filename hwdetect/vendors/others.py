@@ -1,0 +1,72 @@
+"""Tools with one simple form each: Iluvatar's `ixsmi -q`, Gaudi's `hl-smi -Q`, MetaX's topology."""
+
+from __future__ import annotations
+
+import re
+
+from hwdetect.accelerator import Accelerator, Vendor
+from hwdetect.report import Report, unique
+from hwdetect.text import key_values, known, mib, pci_address
+from hwdetect.vendors import matrix, nvidia_csv
+
+
+def parse_iluvatar_details(text: str, source: str) -> Report:
+    """`ixsmi -q`: each `Product Name` begins a device."""
+    blocks: list[dict[str, str]] = []
+    common: dict[str, str] = {}
+    for _, key, value in key_values(text.splitlines()):
+        if key == "Product Name":
+            blocks.append({})
+        target = blocks[-1] if blocks else common
+        target.setdefault(key, value)
+    devices = []
+    for position, block in enumerate(blocks):
+        merged = {**common, **block}
+        cuda = next((v for k, v in merged.items() if k.startswith("CUDA Version")), None)
+        devices.append(
+            Accelerator.of(
+                source,
+                vendor=Vendor.ILUVATAR,
+                index=position,
+                name=known(merged.get("Product Name")),
+                uuid=known(merged.get("GPU UUID")),
+                pci_address=pci_address(merged.get("Bus Id")),
+                driver_version=known(merged.get("Driver Version")),
+                runtime_version=f"CUDA API {cuda}" if known(cuda) else None,
+                memory_total_bytes=mib(merged.get("Total")),
+                ecc_enabled={"Enabled": True, "Disabled": False}.get(merged.get("ECC Mode", "")),
+            )
+        )
+    drivers = {d.driver_version for d in devices if d.driver_version}
+    return Report(
+        source=source,
+        vendor=Vendor.ILUVATAR,
+        devices=unique(devices),
+        driver_version=drivers.pop() if len(drivers) == 1 else None,
+    )
+
+
+def parse_metax_topology(text: str, source: str) -> Report:
+    found = matrix.parse(text)
+    attached = re.search(r"Attached GPUs\s*:\s*(\d{1,4})", text)
+    devices = tuple(
+        Accelerator.of(
+            source,
+            vendor=Vendor.METAX,
+            index=row,
+            links=found.links(row),
+            cpu_affinity=found.cpus.get(row),
+            numa_node=found.numa.get(row),
+        )
+        for row in found.devices
+    )
+    return Report(
+        source=source,
+        vendor=Vendor.METAX,
+        devices=devices,
+        expected_devices=int(attached.group(1)) if attached else None,
+    )
+
+
+def parse_gaudi_query(text: str, source: str) -> Report:
+    return nvidia_csv.parse(text, source.replace("-Q ", "--query-gpu="), Vendor.GAUDI)
