@@ -3,6 +3,8 @@
 A step holds S sequences with T new tokens between them, sequence after sequence. A decode adds one token, a prefill
 chunk several. KV pages of layer i are a strided view of one flat buffer (see engine.kv.layout):
 
+Fields marked "index" are int64 on a CPU and int32 on an accelerator.
+
     view[page, 0 for K | 1 for V, kv_head, token in page, head_dim]      stride of `page` is the group's page stride
 """
 
@@ -21,17 +23,17 @@ class GroupMeta:
     """Page addresses of one page group (the layers of one attention kind share it)."""
 
     block_tables: torch.Tensor  # [S, max_blocks] int32: page ids of a sequence in token order; the tail is 0-padded
-    write_pages: torch.Tensor  # [T] int64: the page each new token's K and V go to
-    write_offsets: torch.Tensor  # [T] int64: ... and its place in that page
+    write_pages: torch.Tensor  # [T] index: the page each new token's K and V go to
+    write_offsets: torch.Tensor  # [T] index: ... and its place in that page
 
 
 @dataclass(slots=True)
 class ForwardBatch:
-    token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64: place in the sequence, 0-based
+    token_ids: torch.Tensor  # [T] index
+    positions: torch.Tensor  # [T] index: place in the sequence, 0-based
     query_starts: torch.Tensor  # [S + 1] int32: first row of each sequence in [T]
     context_lens: torch.Tensor  # [S] int32: tokens with KV after this step, new ones included
-    logit_rows: torch.Tensor  # [R] int64: rows of [T] whose logits are wanted
+    logit_rows: torch.Tensor  # [R] index: rows of [T] whose logits are wanted
     groups: Sequence[GroupMeta]
     kv_views: Sequence[torch.Tensor]  # one a layer, see the module's docstring
     layer_groups: Sequence[int]  # layer index -> index into groups

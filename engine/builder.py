@@ -62,7 +62,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         layout,
         num_large_pages=num_large,
         kv_dtype=kv_dtype,
-        device=device.torch_device,
+        device=device,
         knobs=config.knobs,
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 
-from engine.batch import ForwardBatch
+from engine.devices import Device
 from engine.errors import BayardError, NumericalFault, WorkerError
 from engine.kv.buffer import allocate_buffer
 from engine.kv.layout import PageLayout
@@ -27,20 +26,11 @@ from engine.messages import (
     TokenLogprob,
     WorkerStats,
 )
-from engine.runner.inputs import build_batch
-from engine.runner.sampler import Sampled, sample
-from engine.scheduler.request import Request
+from engine.runner.runner import ForwardModel, LaunchedStep, ModelRunner
+from engine.scheduler.request import Request, RequestState
 from engine.scheduler.scheduler import ScheduledChunk, Scheduler
 
 MAX_FAILED_STEPS = 3  # in a row; then the worker is not to be trusted
-
-
-class ForwardModel(Protocol):
-    """What the core asks of a model."""
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [R, vocab] float32 for batch.logit_rows."""
-        ...
 
 
 class EngineCore:
@@ -51,20 +41,25 @@ class EngineCore:
         *,
         num_large_pages: int,
         kv_dtype: torch.dtype,
-        device: torch.device,
+        device: Device,
         knobs: Knobs,
         max_context_tokens: int,
         vocab_size: int,
+        overlap: bool | None = None,
     ) -> None:
-        self.model = model
+        """overlap: launch a step before the one before it is read; None: where the device runs by itself."""
         self.layout = layout
         self.device = device
         self.kv = KvManager(layout, num_large_pages, prefix_cache=knobs.prefix_cache)
-        buffer = allocate_buffer(num_large_pages * layout.large_page_elements, kv_dtype, device)
-        self._kv_views: Sequence[torch.Tensor] = layout.views(buffer, num_large_pages)
+        buffer = allocate_buffer(num_large_pages * layout.large_page_elements, kv_dtype, device.torch_device)
         self.max_context_tokens = min(max_context_tokens, self.kv.capacity_tokens())
         self.scheduler = Scheduler(self.kv, knobs, max_context_tokens=self.max_context_tokens, vocab_size=vocab_size)
+        views = layout.views(buffer, num_large_pages)
+        self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens)
         self.on_step: Callable[[list[ScheduledChunk]], None] | None = None  # tests and profiles look in here
+        self.overlap = device.runs_behind if overlap is None else overlap
+        self._inflight: LaunchedStep | None = None
+        self._last_completed = 0.0
         self._pending: list[TokenDelta] = []
         self._failed_steps = 0
         self._step = 0
@@ -98,27 +93,36 @@ class EngineCore:
         self.kv.prefix_cache = knobs.prefix_cache
 
     def has_work(self) -> bool:
-        return bool(self.scheduler.requests or self._pending)
+        return bool(self.scheduler.requests or self._pending or self._inflight)
 
     # ---------------------------------------------------------------- a step
 
     def step(self) -> StepReport:
-        """Compute one step. Raises: WorkerError after several failed steps in a row."""
-        began = time.perf_counter()
-        deltas, self._pending = self._pending, []
+        """Schedule and launch a step, and report what has ended since the last one.
+
+        With overlap the tokens reported are those of the step before: this one runs while they are read.
+        Raises: WorkerError after several failed steps in a row.
+        """
+        if self._inflight is not None and self._inflight.needs_host:
+            self._complete_inflight()
         chunks = self.scheduler.schedule()
-        if chunks:
-            self._step += 1
-            if self.on_step is not None:
-                self.on_step(chunks)
-            deltas += self._compute(chunks, began)
-            self._last_step_s = time.perf_counter() - began
-        elif self.scheduler.requests:
+        launched = self._launch(chunks) if chunks else None
+        if not chunks and self._inflight is None and self.scheduler.requests:
             raise AssertionError(
                 f"no request can run: {len(self.scheduler.running)=}, {self.scheduler.num_waiting=}, "
                 f"{self.kv.num_active=} of {self.kv.num_pages} pages"
             )
+        self._complete_inflight()
+        self._inflight = launched
+        if not self.overlap:
+            self._complete_inflight()
+        deltas, self._pending = self._pending, []
         return StepReport(deltas, self.stats())
+
+    def _complete_inflight(self) -> None:
+        launched, self._inflight = self._inflight, None
+        if launched is not None:
+            self._complete(launched)
 
     def stats(self, beat: int = 0, rss_bytes: int = 0, device_bytes: int = 0) -> WorkerStats:
         return WorkerStats(
@@ -141,55 +145,76 @@ class EngineCore:
             knobs=self.scheduler.knobs,
         )
 
-    def _compute(self, chunks: list[ScheduledChunk], began: float) -> list[TokenDelta]:
+    def _launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep | None:
+        """Queue the step; None if that failed, its requests being ended."""
+        self._step += 1
+        if self.on_step is not None:
+            self.on_step(chunks)
         try:
-            sampled = self._forward(chunks)
-        except Exception as error:  # the border between a step's maths and the requests it serves
-            self._failed_steps += 1
-            if self._failed_steps >= MAX_FAILED_STEPS:
-                raise WorkerError(
-                    f"{self._failed_steps} steps failed in a row, the last with {type(error).__name__}: {error}",
-                    "See the worker's log.",
-                ) from error
-            info = ErrorInfo("worker_error", f"A step failed with {type(error).__name__}: {error}")
-            return [self._finish(chunk.request, FinishReason.ERROR, info) for chunk in chunks]
-        self._failed_steps = 0
-        share_s = (time.perf_counter() - began) / sum(chunk.num_tokens for chunk in chunks)
-        deltas = []
+            launched = self.runner.launch(chunks)
+        except Exception as error:  # noqa: BLE001 - the border between a step's maths and its requests
+            self._fail_step(chunks, error)
+            return None
         for chunk in chunks:
-            request = chunk.request
-            request.device_s += share_s * chunk.num_tokens
-            if request.preemptions == 0 and chunk.start < request.num_prompt:
-                self._totals["prompt"] += chunk.num_tokens
-                if chunk.start == request.cached_tokens:
-                    self._totals["cached"] += request.cached_tokens
-            result = sampled.get(request.id)
-            if result is None:
-                self.scheduler.advance(chunk, None)
-            elif result.token_id is None:
-                fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")
-                deltas.append(self._finish(request, FinishReason.ERROR, error_info(fault)))
-            else:
-                self.scheduler.advance(chunk, result.token_id)
-                deltas.append(self._deliver(request, result.token_id, result.logprob))
-        return deltas
+            self.scheduler.launched(chunk)
+        return launched
 
-    def _forward(self, chunks: list[ScheduledChunk]) -> dict[str, Sampled]:
-        batch = build_batch(chunks, self.layout, self._kv_views, self.device)
-        with torch.inference_mode():
-            logits = self.model.forward(batch)
-            samplers = [chunk.request for chunk in chunks if chunk.samples]
-            results = sample(logits, samplers) if samplers else []
-        return {request.id: result for request, result in zip(samplers, results, strict=True)}
+    def _complete(self, launched: LaunchedStep) -> None:
+        """Read the step's tokens and tell its requests."""
+        try:
+            sampled = launched.wait()
+        except Exception as error:  # noqa: BLE001 - where a device reports what failed after its launch
+            self._fail_step(launched.chunks, error)
+            return
+        self._failed_steps = 0
+        now = time.perf_counter()
+        step_s, self._last_completed = now - max(launched.began, self._last_completed), now
+        self._last_step_s = step_s
+        share_s = step_s / sum(chunk.num_tokens for chunk in launched.chunks)
+        for chunk in launched.chunks:
+            request = chunk.request
+            if request.state is RequestState.FINISHED:
+                continue  # it ended while this step ran: the step's last token is nobody's
+            request.device_s += share_s * chunk.num_tokens
+            self._count_prompt(chunk)
+            result = sampled.get(request.id)
+            if result is not None and result.token_id is None:
+                fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")
+                self._pending.append(self._finish(request, FinishReason.ERROR, error_info(fault)))
+                continue
+            self.scheduler.completed(chunk, None if result is None else result.token_id)
+            if result is not None and result.token_id is not None:
+                self._pending.append(self._deliver(request, result.token_id, result.logprob))
+
+    def _fail_step(self, chunks: list[ScheduledChunk], error: Exception) -> None:
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise WorkerError(
+                f"{self._failed_steps} steps failed in a row, the last with {type(error).__name__}: {error}",
+                "See the worker's log.",
+            ) from error
+        info = ErrorInfo("worker_error", f"A step failed with {type(error).__name__}: {error}")
+        for chunk in chunks:
+            if chunk.request.state is not RequestState.FINISHED:
+                self._pending.append(self._finish(chunk.request, FinishReason.ERROR, info))
+
+    def _count_prompt(self, chunk: ScheduledChunk) -> None:
+        request = chunk.request
+        if chunk.preemptions == 0 and chunk.start < request.num_prompt:
+            self._totals["prompt"] += chunk.num_tokens
+            if chunk.start == request.cached_tokens:
+                self._totals["cached"] += request.cached_tokens
 
     def _deliver(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenDelta:
         """The new token, and the end if it is one. A stop token ends the request and is not delivered itself."""
         self._totals["output"] += 1
+        request.num_sampled += 1
         p = request.sampling
-        if not p.ignore_eos and token in p.stop_token_ids and request.num_output > p.min_tokens:
+        if not p.ignore_eos and token in p.stop_token_ids and request.num_sampled > p.min_tokens:
             return self._finish(request, FinishReason.STOP)
         logprobs = None if logprob is None else [logprob]
-        if request.num_output >= p.max_tokens or len(request.token_ids) >= self.max_context_tokens:
+        length = request.num_prompt + request.num_sampled
+        if request.num_sampled >= p.max_tokens or length >= self.max_context_tokens:
             return self._finish(request, FinishReason.LENGTH, token_ids=[token], logprobs=logprobs)
         return TokenDelta(request.id, [token], logprobs)
 
@@ -203,6 +228,7 @@ class EngineCore:
     ) -> TokenDelta:
         usage = request.usage()
         self.scheduler.finish(request, reason)
+        self.runner.release(request)
         return TokenDelta(request.id, token_ids or [], logprobs, reason, error, usage)
 
 

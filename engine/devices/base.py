@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,9 @@ class Capabilities:
 class Device(Protocol):
     torch_device: torch.device
     default_dtype: torch.dtype
+    index_dtype: torch.dtype  # of a batch's indices
     capabilities: Capabilities
+    runs_behind: bool  # work is queued and runs by itself
     notes: list[str]  # fall-backs taken, one sentence each
 
     def free_bytes(self) -> int:
@@ -35,4 +40,22 @@ class Device(Protocol):
         """Device memory this process holds; 0 where it is the host's own."""
         ...
 
-    def synchronize(self) -> None: ...
+    def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor: ...
+
+    def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        """A host tensor being filled behind the caller's back, and what waits for it."""
+        ...
+
+    def mark(self) -> Callable[[], None]:
+        """What waits for all that is queued now."""
+        ...
+
+    def pinned_ints(self, count: int) -> torch.Tensor:
+        """Host memory [count] int32 that copies to the device run from without staging."""
+        ...
+
+    def capture_graph(self, run: Callable[[], torch.Tensor], memory: object) -> tuple[object, torch.Tensor, object]:
+        """Record what run queues: the graph, run's result, and the memory pool for the next capture."""
+        ...
+
+    def replay_graph(self, graph: object) -> None: ...

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.devices.base import Capabilities
+from engine.errors import DeviceUnusable
 
 
 class CpuDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.default_dtype = torch.float32
+        self.runs_behind = False
+        self.index_dtype = torch.int64
         self.capabilities = Capabilities(bf16=True, fp8=False, triton=False, graphs=False, host_visible_memory=True)
         self.notes: list[str] = []
 
@@ -27,8 +33,27 @@ class CpuDevice:
     def used_bytes(self) -> int:
         return 0
 
-    def synchronize(self) -> None:
-        """Nothing runs behind the caller's back."""
+    def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(array)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        return tensor, _nothing_to_wait_for
+
+    def mark(self) -> Callable[[], None]:
+        return _nothing_to_wait_for
+
+    def pinned_ints(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32)
+
+    def capture_graph(self, run: Callable[[], torch.Tensor], memory: object) -> tuple[object, torch.Tensor, object]:
+        raise DeviceUnusable("A CPU has no graphs to capture.")
+
+    def replay_graph(self, graph: object) -> None:
+        raise DeviceUnusable("A CPU has no graphs to replay.")
+
+
+def _nothing_to_wait_for() -> None:
+    """Nothing runs behind the caller's back."""
 
 
 def usable_cpus() -> int:

@@ -85,8 +85,12 @@ def _map(file: str) -> tuple[mmap.mmap, Tensor]:
 
 def check_size(spec: ModelSpec) -> None:
     """Refuse a file that has become shorter than its header says since it was read."""
+    try:
+        sizes = {file: Path(file).stat().st_size for file in spec.files}
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.", "Check the path.") from error
     for info in spec.tensors:
-        size = Path(info.file).stat().st_size
+        size = sizes[info.file]
         if info.offset_bytes + info.size_bytes > size:
             raise UnsupportedFormat(
                 f"{info.file} has {size:,} bytes; {info.name} ends at {info.offset_bytes + info.size_bytes:,}.",

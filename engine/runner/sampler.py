@@ -31,17 +31,26 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
 
     Shapes: logits [R, vocab] float32, row i for requests[i]. Mutates: logits, each request's scratch.
     """
-    finite = torch.isfinite(logits.sum(dim=-1)).tolist()
-    plain = logits.argmax(dim=-1).tolist() if any(_is_plain_greedy(r.sampling, r) for r in requests) else []
+    greedy = pick_greedy(logits).tolist()
     out = []
     for row, request in enumerate(requests):
-        if not finite[row] and not bool(torch.isfinite(logits[row]).all()):
+        if greedy[row] < 0:
             out.append(Sampled(None))
-        elif _is_plain_greedy(request.sampling, request):
-            out.append(Sampled(int(plain[row])))
+        elif is_plain_greedy(request):
+            out.append(Sampled(greedy[row]))
         else:
             out.append(_sample_row(logits[row], request))
     return out
+
+
+def pick_greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The largest of each row, -1 where a row is not finite. No host sync.
+
+    Shapes: logits [R, vocab] -> [R] int32
+    """
+    highest, token = logits.max(dim=-1)
+    finite = torch.isfinite(highest) & torch.isfinite(logits.amin(dim=-1))
+    return torch.where(finite, token, -1).to(torch.int32)
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -54,7 +63,9 @@ def uniform(seed: int, counter: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def _is_plain_greedy(p: SamplingParams, request: Request) -> bool:
+def is_plain_greedy(request: Request) -> bool:
+    """The largest logit, and nothing to know on the host to find it."""
+    p = request.sampling
     return (
         p.temperature == 0.0
         and p.top_logprobs is None

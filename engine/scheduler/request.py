@@ -8,6 +8,8 @@ from enum import StrEnum
 from engine.kv.manager import SequencePages
 from engine.messages import FinishReason, SamplingParams, Usage
 
+PENDING = -1  # stands for a token that was sampled but has not come to the host yet
+
 
 class RequestState(StrEnum):
     WAITING = "waiting"  # in the queue; holds no pages
@@ -32,6 +34,7 @@ class Request:
     cached_tokens: int = 0  # of the prompt, at first admission
     preemptions: int = 0
     device_s: float = 0.0
+    num_sampled: int = 0  # output tokens that came to the host
     admitted: bool = False  # has ever run
     finish: FinishReason | None = None
     scratch: dict[str, object] = field(default_factory=dict)  # the sampler's per-request state
@@ -45,9 +48,13 @@ class Request:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def newest_pending(self) -> bool:
+        return self.token_ids[-1] == PENDING
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Smaller is served first and preempted last."""
         return self.priority, self.order
 
     def usage(self) -> Usage:
-        return Usage(self.num_prompt, self.cached_tokens, self.num_output, self.preemptions, self.device_s)
+        return Usage(self.num_prompt, self.cached_tokens, self.num_sampled, self.preemptions, self.device_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.errors import ContextTooLong, InvalidParameter
 from engine.kv.manager import KvManager
 from engine.messages import FinishReason, Knobs, Submit
-from engine.scheduler.request import Request, RequestState
+from engine.scheduler.request import PENDING, Request, RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class ScheduledChunk:
     start: int
     num_tokens: int
     samples: bool
+    preemptions: int  # the request's count when it was scheduled: if it has grown, these pages are no longer its own
 
 
 class Scheduler:
@@ -96,9 +97,12 @@ class Scheduler:
         for request in self.running[:]:
             if request.num_uncomputed != 1 or request.state is not RequestState.RUNNING:
                 continue
+            if self._ends_by_length(request):
+                unscheduled.remove(request)
+                continue
             if self._make_room(request, len(request.token_ids), unscheduled):
                 unscheduled.remove(request)
-                chunks.append(ScheduledChunk(request, request.num_computed, 1, True))
+                chunks.append(self._chunk(request, 1))
         budget = max(self.knobs.token_budget - len(chunks), self.kv.page_tokens)
         for request in unscheduled[:]:
             if budget <= 0:
@@ -114,13 +118,20 @@ class Scheduler:
         self._admit(chunks, budget)
         return chunks
 
-    def advance(self, chunk: ScheduledChunk, token_id: int | None) -> None:
-        """The chunk's KV is written; token_id is what was sampled after it, if anything."""
+    def launched(self, chunk: ScheduledChunk) -> None:
+        """The chunk's work is queued: the next step may count on its KV, and on a token whose value comes later."""
+        chunk.request.num_computed = chunk.start + chunk.num_tokens
+        if chunk.samples:
+            chunk.request.token_ids.append(PENDING)
+
+    def completed(self, chunk: ScheduledChunk, token_id: int | None) -> None:
+        """The chunk's KV is written; token_id is what was sampled after it, if anything. Not for finished requests."""
         request = chunk.request
-        request.num_computed = chunk.start + chunk.num_tokens
-        self.kv.computed(request.pages, request.token_ids, request.num_computed)
+        end = chunk.start + chunk.num_tokens
         if token_id is not None:
-            request.token_ids.append(token_id)
+            request.token_ids[end] = token_id
+        if chunk.preemptions == request.preemptions:
+            self.kv.computed(request.pages, request.token_ids, end)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages and states agree. Slow: for tests."""
@@ -134,8 +145,8 @@ class Scheduler:
     def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
         while budget > 0 and len(self.running) < self.knobs.max_running:
             request = self._next_waiting()
-            if request is None:
-                return
+            if request is None or request.newest_pending:
+                return  # a preempted one's newest token must come to the host before it is computed again
             request.num_computed = self.kv.take_prefix(request.pages, request.token_ids)
             chunk = self._prefill(request, budget, [])
             if chunk is None:
@@ -161,7 +172,7 @@ class Scheduler:
         end = request.num_computed + num_tokens
         if not self._make_room(request, end, unscheduled):
             return None
-        return ScheduledChunk(request, request.num_computed, num_tokens, end == len(request.token_ids))
+        return self._chunk(request, num_tokens)
 
     def _make_room(self, request: Request, num_tokens: int, unscheduled: list[Request]) -> bool:
         """Pages for the first num_tokens tokens, preempting lower-ranked requests that have no chunk in this step.
@@ -173,6 +184,18 @@ class Scheduler:
                 return False
             self._preempt(unscheduled.pop())
         return True
+
+    def _chunk(self, request: Request, num_tokens: int) -> ScheduledChunk:
+        end = request.num_computed + num_tokens
+        samples = end == len(request.token_ids)
+        return ScheduledChunk(request, request.num_computed, num_tokens, samples, request.preemptions)
+
+    def _ends_by_length(self, request: Request) -> bool:
+        """Its last token is sampled but not read yet: another step would be for nothing."""
+        if not request.newest_pending:
+            return False
+        full = len(request.token_ids) >= self.max_context_tokens
+        return full or request.num_output >= request.sampling.max_tokens
 
     def _preempt(self, request: Request) -> None:
         """running -> waiting; what was sampled so far stays, its KV is computed again."""

@@ -6,12 +6,13 @@ lost write or a wrong window changes its tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.batch import ForwardBatch
 from engine.core import EngineCore
+from engine.devices.cpu import CpuDevice
 from engine.kv.layout import solve_layout
 from engine.messages import Knobs
 from engine.spec.model_spec import (
@@ -26,6 +27,29 @@ from engine.spec.model_spec import (
 )
 
 VOCAB = 97
+
+
+class GraphDevice(CpuDevice):
+    """A CPU that captures: replaying a graph runs it again and leaves its result where the capture left it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = replace(self.capabilities, graphs=True)
+        self.captures = 0
+        self.replays = 0
+
+    def capture_graph(self, run, memory):
+        self.captures += 1
+        result = run().clone()
+        return (run, result), result, memory
+
+    def copy_to_host(self, tensor):
+        return super().copy_to_host(tensor.clone())  # taken in order, before a later replay overwrites it
+
+    def replay_graph(self, graph):
+        self.replays += 1
+        run, result = graph
+        result.copy_(run())
 
 
 def attention(kind: AttentionKind = AttentionKind.FULL, heads: int = 1, dim: int = 2, window: int | None = None):
@@ -94,6 +118,8 @@ def core_of(
     knobs: Knobs | None = None,
     max_context: int = 4096,
     model: HashModel | None = None,
+    device: CpuDevice | None = None,
+    overlap: bool | None = None,
 ) -> EngineCore:
     layout = solve_layout(spec, bytes_per_element=4, page_tokens=page_tokens)
     return EngineCore(
@@ -101,7 +127,8 @@ def core_of(
         layout,
         num_large_pages=large_pages,
         kv_dtype=torch.float32,
-        device=torch.device("cpu"),
+        device=device or CpuDevice(),
+        overlap=overlap,
         knobs=knobs or Knobs(max_running=8, token_budget=32, prefill_chunk=16),
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,

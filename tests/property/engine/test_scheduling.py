@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.messages import FinishReason, Knobs, SamplingParams, Submit
 from engine.spec.model_spec import AttentionKind
-from tests.fakes.engine_models import attention, core_of, spec_of
+from tests.fakes.engine_models import GraphDevice, attention, core_of, spec_of
 
 SPECS = [
     spec_of(attention()),
@@ -34,12 +34,16 @@ arrival = st.tuples(
     budget=st.integers(1, 24),
     chunk=st.integers(1, 16),
     cache=st.booleans(),
+    overlap=st.booleans(),
+    graphs=st.booleans(),
 )
 def test_random_arrivals_all_end_once_and_leave_an_empty_pool(
-    spec, large_pages, arrivals, max_running, budget, chunk, cache
+    spec, large_pages, arrivals, max_running, budget, chunk, cache, overlap, graphs
 ):
     knobs = Knobs(max_running=max_running, token_budget=budget, prefill_chunk=chunk, prefix_cache=cache)
-    core = core_of(spec, large_pages=large_pages, knobs=knobs)
+    core = core_of(
+        spec, large_pages=large_pages, knobs=knobs, overlap=overlap, device=GraphDevice() if graphs else None
+    )
     reference = core_of(spec, large_pages=400, knobs=Knobs(prefix_cache=False))
     pending = [
         (
@@ -79,7 +83,7 @@ def test_random_arrivals_all_end_once_and_leave_an_empty_pool(
         if ends[name] == [FinishReason.ERROR]:
             assert length >= core.max_context_tokens
             continue
-        reference.add(Submit(name, _prompt(length, family), SamplingParams(max_tokens=out, temperature=0.0)))
+        reference.add(Submit(name, _prompt(length, family), _greedy(out)))
         expected: list[int] = []
         while reference.has_work():
             expected += [token for delta in reference.step().deltas for token in delta.token_ids]
@@ -87,6 +91,10 @@ def test_random_arrivals_all_end_once_and_leave_an_empty_pool(
         if ends[name] == [FinishReason.LENGTH]:
             room = core.max_context_tokens - length
             assert len(produced[name]) == min(out, room)
+
+
+def _greedy(count: int) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.0)
 
 
 def _prompt(length: int, family: int) -> list[int]:

@@ -9,7 +9,7 @@ from engine.core import EngineCore
 from engine.errors import WorkerError
 from engine.messages import FinishReason, Knobs, SamplingParams, Submit, TokenDelta
 from engine.spec.model_spec import AttentionKind
-from tests.fakes.engine_models import HashModel, attention, core_of, spec_of
+from tests.fakes.engine_models import GraphDevice, HashModel, attention, core_of, spec_of
 
 PLAIN = spec_of(attention(), attention())
 HYBRID = spec_of(
@@ -47,6 +47,84 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
 
 def prompt(length: int, seed: int = 1) -> list[int]:
     return [(seed * 7919 + i * 31) % 90 for i in range(length)]
+
+
+MODES = {
+    "plain": {},
+    "overlap": {"overlap": True},
+    "graphs": {"graphs": True},
+    "both": {"overlap": True, "graphs": True},
+}
+
+
+def core_in(mode: str, spec, **more) -> EngineCore:
+    options = dict(MODES[mode])
+    device = GraphDevice() if options.pop("graphs", False) else None
+    return core_of(spec, device=device, **options, **more)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", [PLAIN, HYBRID], ids=["plain", "hybrid"])
+@pytest.mark.parametrize("large_pages", [40, 400], ids=["preempting", "roomy"])
+def test_tokens_with_overlap_and_graphs_equal_those_of_plain_steps(mode, spec, large_pages):
+    submits = []
+    for i in range(9):
+        params = [greedy(14), SamplingParams(max_tokens=9, seed=i), greedy(7, frequency_penalty=0.7, top_logprobs=2)]
+        submits.append(Submit(f"r{i}", prompt(6 + 7 * i, i % 4), params[i % 3], priority=i % 2))
+    plain = run(core_of(spec, large_pages=400), *submits)
+    core = core_in(mode, spec, large_pages=large_pages, knobs=Knobs(max_running=7, token_budget=24, prefill_chunk=9))
+    other = run(core, *submits)
+    assert {n: tokens(d) for n, d in other.items()} == {n: tokens(d) for n, d in plain.items()}
+    assert {n: d[-1].usage.output_tokens for n, d in other.items()} == {n: len(tokens(d)) for n, d in plain.items()}
+    if large_pages == 40:
+        assert core.scheduler.preemptions_total > 0
+
+
+@pytest.mark.parametrize("mode", ["overlap", "both"])
+def test_stop_abort_and_numbers_that_are_not_with_overlap(mode):
+    first = tokens(run(core_of(PLAIN), Submit("a", prompt(9), greedy(10)))["a"])
+    model = HashModel(PLAIN, broken_ids=frozenset({96}))
+    core = core_in(mode, PLAIN, model=model)
+    submits = [
+        Submit("stops", prompt(9), greedy(10, stop_token_ids=(first[4],))),
+        Submit("runs", prompt(9), greedy(10)),
+        Submit("bad", [5, 96], greedy(5)),
+    ]
+    seen = run(core, *submits)
+    assert tokens(seen["stops"]) == first[: first.index(first[4])]
+    assert seen["stops"][-1].usage.output_tokens == first.index(first[4]) + 1
+    assert tokens(seen["runs"]) == first
+    assert seen["bad"][-1].error.code == "numerical_fault"
+    core.add(Submit("gone", prompt(5), greedy(50)))
+    for _ in range(4):
+        core.step()
+    core.abort("gone")
+    ends = []
+    while core.has_work():
+        ends += [delta.finish for delta in core.step().deltas if delta.finish]
+        core.scheduler.check_integrity()
+    assert ends == [FinishReason.ABORT]
+    assert core.kv.num_active == 0
+
+
+def test_graphs_of_every_bucket_and_one_less_give_the_tokens_of_eager_steps():
+    device = GraphDevice()
+    for count in (1, 2, 3, 4, 7, 8, 15, 16):
+        submits = [Submit(f"r{i}", prompt(3 + i, i), greedy(4)) for i in range(count)]
+        knobs = Knobs(max_running=32, token_budget=512, prefill_chunk=64)
+        graphed = run(core_of(PLAIN, large_pages=400, device=device, knobs=knobs), *submits)
+        eager = run(core_of(PLAIN, large_pages=400, knobs=knobs), *submits)
+        assert {n: tokens(d) for n, d in graphed.items()} == {n: tokens(d) for n, d in eager.items()}
+    assert device.replays > device.captures > 0
+
+
+def test_slots_and_token_pool_grow_past_their_first_size():
+    submits = [Submit(f"r{i}", prompt(2 + i % 3, i), greedy(5)) for i in range(90)]
+    knobs = Knobs(max_running=90, token_budget=512, prefill_chunk=64)
+    core = core_in("both", PLAIN, large_pages=600, knobs=knobs)
+    eager = run(core_of(PLAIN, large_pages=600, knobs=knobs), *submits)
+    assert {n: tokens(d) for n, d in run(core, *submits).items()} == {n: tokens(d) for n, d in eager.items()}
+    assert core.runner.tables.num_rows == 128
 
 
 @pytest.mark.parametrize("spec", [PLAIN, HYBRID], ids=["plain", "hybrid"])

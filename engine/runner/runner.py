@@ -1,0 +1,157 @@
+"""ModelRunner: from a step's chunks to its sampled tokens, on any device.
+
+launch() returns as soon as the work is queued; LaunchedStep.wait() gives the tokens. On a device that runs behind the
+caller's back a decode step whose tokens are all greedy never comes to the host: its tokens go from the device's pool
+into the next step, and a pinned copy of them follows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from engine.batch import ForwardBatch, GroupMeta
+from engine.devices import Device
+from engine.kv.layout import PageLayout
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
+from engine.runner.sampler import Sampled, is_plain_greedy, pick_greedy, sample
+from engine.scheduler.request import PENDING, Request
+from engine.scheduler.scheduler import ScheduledChunk
+
+
+class ForwardModel(Protocol):
+    """What the runner asks of a model."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [R, vocab] float32 for batch.logit_rows."""
+        ...
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step that is queued or done. wait() may be called once."""
+
+    chunks: list[ScheduledChunk]
+    needs_host: bool  # the next step needs this one's tokens on the host
+    wait: Callable[[], dict[str, Sampled]]
+    began: float = field(default_factory=time.perf_counter)
+
+
+class ModelRunner:
+    def __init__(
+        self,
+        model: ForwardModel,
+        layout: PageLayout,
+        kv_views: Sequence[torch.Tensor],
+        device: Device,
+        max_context_tokens: int,
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.device = device
+        self.tables = SlotTables(layout, max_context_tokens)
+        self._kv_views = kv_views
+        self._pool = torch.zeros(self.tables.num_rows + 1, dtype=torch.int32, device=device.torch_device)
+        self.graphs: DecodeGraphs | None = None
+        if device.capabilities.graphs:
+            self.graphs = DecodeGraphs(self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
+
+    def release(self, request: Request) -> None:
+        self.tables.release(request)
+
+    @torch.inference_mode()
+    def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
+        """Queue a step. Blocks: on a CPU until it is computed."""
+        samplers = [chunk.request for chunk in chunks if chunk.samples]
+        greedy = all(is_plain_greedy(request) for request in samplers)
+        decode_only = greedy and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
+        if decode_only and self.graphs is not None and self.graphs.takes(len(chunks)):
+            arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
+            picked = self.graphs.replay(arrays, self._ensure_pool())
+            return LaunchedStep(chunks, False, self._reader(samplers, picked))
+        arrays = build_arrays(chunks, self.tables)
+        batch, slots = self._upload(arrays, chunks)
+        batch.token_ids = self._resolve(batch.token_ids, arrays, slots)
+        logits = self.model.forward(batch)
+        if not samplers:
+            return LaunchedStep(chunks, False, dict)
+        if greedy:
+            picked = pick_greedy(logits)
+            sampling_slots = slots[torch.tensor([c.samples for c in chunks], device=slots.device)]
+            self._ensure_pool()[sampling_slots] = picked
+            return LaunchedStep(chunks, False, self._reader(samplers, picked))
+        results = _by_id(samplers, sample(logits, samplers))
+        return LaunchedStep(chunks, True, lambda: results)
+
+    def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""
+        batch.token_ids = torch.where(batch.token_ids < 0, pool[slots].to(batch.token_ids.dtype), batch.token_ids)
+        picked = pick_greedy(self.model.forward(batch))
+        pool[slots] = picked
+        return picked
+
+    def _resolve(self, token_ids: torch.Tensor, arrays: StepArrays, slots: torch.Tensor) -> torch.Tensor:
+        """Tokens that are not on the host yet come from the pool."""
+        if int(arrays.token_ids.min()) != PENDING:
+            return token_ids
+        rows = torch.as_tensor(arrays.query_starts[1:] - 1, device=token_ids.device)
+        last = token_ids.clone()
+        newest = token_ids[rows]
+        # Only a sequence's newest token can be pending, and it stands in the sequence's last row.
+        last[rows] = torch.where(newest < 0, self._ensure_pool()[slots].to(newest.dtype), newest)
+        return last
+
+    def _reader(self, samplers: list[Request], picked: torch.Tensor) -> Callable[[], dict[str, Sampled]]:
+        """Start copying the tokens to the host; the function returned waits for them."""
+        copied, done = self.device.copy_to_host(picked)
+
+        def read() -> dict[str, Sampled]:
+            done()
+            tokens = copied.tolist()[: len(samplers)]
+            return _by_id(samplers, [Sampled(token if token >= 0 else None) for token in tokens])
+
+        return read
+
+    def _ensure_pool(self) -> torch.Tensor:
+        """The pool has a place a slot, and one more that padding rows share."""
+        if self._pool.shape[0] <= self.tables.num_rows:
+            larger = torch.zeros(self.tables.num_rows + 1, dtype=torch.int32, device=self._pool.device)
+            larger[: self._pool.shape[0]] = self._pool
+            self._pool = larger
+            if self.graphs is not None:
+                self.graphs.forget()  # they hold the old pool's address
+        return self._pool
+
+    def _upload(self, arrays: StepArrays, chunks: list[ScheduledChunk]) -> tuple[ForwardBatch, torch.Tensor]:
+        send = self.device.copy_to_device
+
+        def index(array: Ints) -> torch.Tensor:
+            return send(array).to(self.device.index_dtype)
+
+        offsets = index(arrays.write_offsets)
+        groups = [
+            GroupMeta(send(table), index(pages), offsets)
+            for table, pages in zip(arrays.tables, arrays.write_pages, strict=True)
+        ]
+        batch = ForwardBatch(
+            token_ids=index(arrays.token_ids),
+            positions=index(arrays.positions),
+            query_starts=send(arrays.query_starts),
+            context_lens=send(arrays.context_lens),
+            logit_rows=index(arrays.logit_rows),
+            groups=groups,
+            kv_views=self._kv_views,
+            layer_groups=self.layout.layer_groups,
+            max_query_tokens=max(chunk.num_tokens for chunk in chunks),
+            max_context_tokens=int(arrays.context_lens.max()),
+        )
+        return batch, index(arrays.slots)
+
+
+def _by_id(samplers: list[Request], results: list[Sampled]) -> dict[str, Sampled]:
+    return {request.id: result for request, result in zip(samplers, results, strict=True)}
