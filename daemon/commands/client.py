@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from daemon.settings import Settings
+from daemon.settings import LogSettings, Settings
 from engine.errors import BayardError, ConfigError, all_error_types
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def offline_or_admin(settings: Settings) -> Iterator[Reach]:
     from daemon.events import EventLog
     from daemon.store.lock import StateLock
     from daemon.store.session import Store
+    from daemon.telemetry.logs import set_up_logging
 
+    set_up_logging(LogSettings(level="warning"))  # what a command prints is its answer alone
     with StateLock.acquire(settings.state_dir):
         store = Store.open(settings)
         try:

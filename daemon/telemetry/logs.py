@@ -12,7 +12,7 @@ from structlog.typing import Processor
 from daemon.settings import LogSettings
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-QUIET = ("uvicorn.access", "httpx", "httpcore", "apscheduler", "alembic", "asyncio")
+QUIET = ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "apscheduler", "alembic", "asyncio")
 
 
 def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -47,6 +47,11 @@ def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     root.setLevel(LEVELS[settings.level])
     for name in QUIET:
         logging.getLogger(name).setLevel(max(LEVELS[settings.level], logging.WARNING))
+
+
+def set_up_command_logging() -> None:
+    """For a command that does the daemon's work itself: its output is the answer, so only faults are logged."""
+    set_up_logging(LogSettings(level="error", format="console"))
 
 
 def _name_of_logger(_logger: Any, _method: str, event: Any) -> Any:
