@@ -14,7 +14,7 @@ import uvicorn
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from grpc.aio import Server as GrpcServer
+    from daemon.api.grpc.server import InferenceServer as GrpcServer
 
 KEEP_ALIVE_S = 75
 CLOSE_S = 2.0

@@ -123,12 +123,14 @@ class InThisProcess:
 
     def revoke_key(self, key: str) -> Fields:
         record = self._run(lambda service: service.revoke_key(self._actor, key))
-        return self._shapes.key_item(record).model_dump(mode="json")
+        item: Fields = self._shapes.key_item(record).model_dump(mode="json")
+        return item
 
     def _tenant(self, change: Callable[[TenantService], Coroutine[Any, Any, TenantRecord]]) -> Fields:
         async def run(service: TenantService) -> Fields:
             changed = await change(service)
-            return self._shapes.tenant_item(changed, await service.keys(), 0).model_dump(mode="json")
+            item: Fields = self._shapes.tenant_item(changed, await service.keys(), 0).model_dump(mode="json")
+            return item
 
         return self._run(run)
 

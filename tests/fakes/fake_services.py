@@ -53,6 +53,12 @@ class FakeServices:
         await self.tenants.create_tenant(TESTER, tenant, limits)
         return (await self.tenants.issue_key(TESTER, tenant, role=role)).secret
 
+    async def freed(self, within_s: float = 1.0) -> None:
+        """Fails unless, soon, nothing of any request is left."""
+        async with asyncio.timeout(within_s):
+            while self.engine.open or len(self.serving.live) or self.tenants.admission.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
 
 def add_replica(router: Router, model: str, engine: Any, *, text: Any = None, max_context_tokens: int = 2048) -> None:
     replica = Replica(f"w-{model}", model, engine, text or ByteText(), max_context_tokens, "cpu", time.monotonic())

@@ -17,6 +17,7 @@ from daemon.api.admin import (
     hardware,
     models,
     operations,
+    planning,
     plans,
     requests,
     schedule,
@@ -46,8 +47,8 @@ def build_admin_app(appliance: AdminServices) -> FastAPI:
     app.state.machine = hardware.MachineWatch(appliance.settings.state_dir)
     every = APIRouter(prefix=PREFIX, responses=_ERRORS)
     for module in (
-        status, hardware, models, operations, plans, workers, requests, schedule, events, summary, tenants, settings,
-        audit_log,
+        status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants,
+        settings, audit_log,
     ):  # fmt: skip
         every.include_router(module.router)
     app.include_router(every)

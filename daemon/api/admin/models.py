@@ -113,10 +113,12 @@ async def post_verify(name: str, services: Services, caller: Operator) -> Operat
 
 
 @router.delete("/models/{name:path}")
-async def delete_model(name: str, services: Services, caller: Admin) -> DeletedAnswer:
-    """Refused while a plan or a worker uses it."""
+async def delete_model(name: str, services: Services, caller: Admin, unload: bool = False) -> DeletedAnswer:
+    """Refused while a plan or a worker uses it. unload: take it out of the automatic plans and drain it first."""
+    if unload:
+        await services.controller.unload(name, await asyncio.to_thread(services.desk.withdraw, name))
     await asyncio.to_thread(services.models.delete, name)
-    await services.tenants.record(caller.actor, "model.delete", f"model:{name}")
+    await services.tenants.record(caller.actor, "model.delete", f"model:{name}", {"unload": unload})
     return DeletedAnswer(deleted=name)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from daemon.settings import Settings
     from daemon.store.session import Store
     from daemon.strategy.controller import PlanController
+    from daemon.strategy.desk import PlanningDesk
     from daemon.strategy.plans import Plans
     from daemon.strategy.rules import Rules
     from daemon.telemetry.metrics import Metrics
@@ -54,5 +55,7 @@ class AdminServices(Protocol):
     def plans(self) -> Plans: ...
     @property
     def rules(self) -> Rules: ...
+    @property
+    def desk(self) -> PlanningDesk: ...
     @property
     def controller(self) -> PlanController: ...

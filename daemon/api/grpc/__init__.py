@@ -1,0 +1,1 @@
+"""The gRPC API: bayard.v1.Inference, health and reflection."""

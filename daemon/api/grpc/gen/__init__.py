@@ -1,0 +1,1 @@
+"""Made from bayard.proto; see daemon.api.grpc.generate."""
