@@ -120,7 +120,9 @@ def _intel(device: Accelerator) -> Capabilities:
 
 
 def _gaudi(device: Accelerator) -> Capabilities:
-    return Capabilities(bf16=True, fp8=True, fp4=False, triton=None, graphs=None, reason="Gaudi2 or later")
+    named = f"{device.architecture or ''} {device.name or ''}"
+    later = bool(re.search(r"Gaudi ?[23]", named))
+    return Capabilities(bf16=True, fp8=True if later else None, reason="Gaudi2 or later" if later else "Gaudi")
 
 
 def _mthreads(device: Accelerator) -> Capabilities:

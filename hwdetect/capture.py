@@ -43,6 +43,7 @@ class Dialect:
     matches: Callable[[str], bool]
     parse: Parser
     tools: tuple[str, ...] = ()
+    shows_use: bool = True  # False: it lists what is on the bus, which says nothing about drivers
 
 
 def parse_capture(raw: str | bytes, tool: str = "") -> Report:
@@ -52,11 +53,13 @@ def parse_capture(raw: str | bytes, tool: str = "") -> Report:
     """
     text = clean(raw)
     source = tool or "capture"
+    partial: Report | None = None
     for dialect in _candidates(text, tool):
         report = dialect.parse(text, source)
-        if not report.said_nothing:
-            return dataclasses.replace(report, devices=finish(report.devices))
-    return unreadable(source, _vendor_of_tool(tool), text)
+        if report.devices or report.problems or (not report.said_nothing and report.vendor is None):
+            return dataclasses.replace(report, devices=finish(report.devices, usable=dialect.shows_use))
+        partial = partial or (None if report.said_nothing else report)
+    return partial or unreadable(source, _vendor_of_tool(tool), text)
 
 
 def _candidates(text: str, tool: str) -> list[Dialect]:
@@ -137,7 +140,7 @@ def _matches_boxed(text: str) -> bool:
 
 
 DIALECTS: tuple[Dialect, ...] = (
-    Dialect("bundle", is_bundle, _parse_bundle),
+    Dialect("bundle", is_bundle, _parse_bundle, shows_use=False),
     Dialect("gpustack", gpustack.looks_like, gpustack.parse),
     Dialect("nvidia xml", nvidia_xml.looks_like, nvidia_xml.parse),
     Dialect("nvidia text", nvidia_text.looks_like, nvidia_text.parse),
@@ -160,11 +163,11 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect("amd json", amd_json.looks_like, amd_json.parse, ("rocm-smi", "amd-smi")),
     Dialect("amd", amd.looks_like, amd.parse, ("rocm-smi", "amd-smi")),
     Dialect("ppu csv", lambda text: False, _csv(Vendor.THEAD), ("ppu-smi",)),
-    Dialect("birren csv", lambda text: False, _csv(Vendor.BIREN), ("brsmi",)),
+    Dialect("biren csv", lambda text: False, _csv(Vendor.BIREN), ("brsmi",)),
     Dialect("iluvatar csv", lambda text: False, _csv(Vendor.ILUVATAR), ("ixsmi",)),
     Dialect("gaudi csv", lambda text: False, others.parse_gaudi_query, ("hl-smi",)),
     Dialect("nvidia csv", nvidia_csv.looks_like, _csv(Vendor.NVIDIA), ("nvidia-smi",)),
-    Dialect("lspci", pci.looks_like, pci.parse, ("lspci",)),
+    Dialect("lspci", pci.looks_like, pci.parse, ("lspci",), shows_use=False),
     Dialect("lscpu", lscpu.looks_like, _parse_lscpu, ("lscpu",)),
     Dialect("cpuinfo", _matches_cpuinfo, _parse_cpuinfo, ("/proc/cpuinfo",)),
     Dialect("meminfo", _says("MemTotal:"), _parse_meminfo, ("/proc/meminfo",)),

@@ -14,6 +14,8 @@ from hwdetect.text import MIB
 # Drivers and displays hold some memory on an idle card; beyond this share someone works on it
 _BUSY_SHARE = 0.15
 _BUSY_FLOOR_BYTES = 2048 * MIB
+# NVML reports no memory of its own for chips that compute in the host's
+_INTEGRATED = re.compile(r"\bGB10\b|nvgpu|\b(?:Orin|Xavier|Thor|Tegra)\b", re.IGNORECASE)
 _GOOD_HEALTH = frozenset({"ok", "normal", "healthy", "available", "true", "good", "auto", "none"})
 
 
@@ -27,6 +29,8 @@ def _finish(device: Accelerator, usable: bool) -> Accelerator:
         device = device.with_facts("PCI id", name=PRODUCTS[device.pci_id])
     if device.architecture is None and device.vendor is Vendor.NVIDIA:
         device = device.with_facts("PCI id", architecture=nvidia_architecture(device.pci_id))
+    if device.vendor is Vendor.NVIDIA and device.unified is None and device.memory_total_bytes is None:
+        device = device.with_facts("product", unified=True if _INTEGRATED.search(device.name or "") else None)
     device = _with_used_percent(device)
     if device.state is State.UNKNOWN and usable:
         device = device.with_facts("derived", state=State.BUSY if is_busy(device) else State.USABLE)

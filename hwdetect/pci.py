@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from hwdetect.accelerator import Accelerator, Vendor
+from hwdetect.machine import Note, Severity
 from hwdetect.pci_ids import CLASSES, PRODUCTS, vendor_id_of, vendor_of
 from hwdetect.report import Report, unique
 from hwdetect.text import cpu_list, cpu_mask, integer, pci_address, size_bytes
@@ -17,6 +18,7 @@ _BRACKET_CLASS = re.compile(r"^(.*?)\s*\[([0-9a-fA-F]{4})\]$")
 _BRACKET_ID = re.compile(r"\[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\]")
 _BARE_ID = re.compile(r"^Device ([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\b")
 _DEVICE_ID = re.compile(r"\bDevice ([0-9a-fA-F]{4})\b")
+_SMALLEST_MEMORY_BAR_BYTES = 4 << 30
 _ENGINES = re.compile(r"\b(?:ZIP|SEC|HPRE|RDE|DMA) Engine", re.IGNORECASE)
 
 
@@ -120,7 +122,14 @@ def parse(text: str, source: str) -> Report:
         numbered.append(device.with_facts("order on the bus", index=counters.get(device.vendor, 0)))
         counters[device.vendor] = counters.get(device.vendor, 0) + 1
     vendors = {device.vendor for device in devices}
-    return Report(source=source, vendor=vendors.pop() if len(vendors) == 1 else None, devices=tuple(numbered))
+    none = Note(Severity.INFO, source, f"no accelerator among {len(functions)} PCI functions")
+    return Report(
+        source=source,
+        vendor=vendors.pop() if len(vendors) == 1 else None,
+        devices=tuple(numbered),
+        notes=() if devices else (none,),
+        understood=bool(functions),
+    )
 
 
 def parse_functions(text: str, source: str) -> list[PciDevice]:
@@ -200,10 +209,21 @@ def accelerator(function: PciDevice) -> Accelerator | None:
         pcie_width=function.link[2],
         pcie_width_max=function.link[3],
     )
-    known_name = PRODUCTS.get(pci_id or "")
-    return device.with_facts(
-        "PCI id" if known_name else function.source, name=known_name or _text_name(function, vendor)
-    )
+    named = PRODUCTS.get(pci_id or "")
+    if named:
+        return device.with_facts("PCI id", name=named)
+    device = device.with_facts(function.source, name=_text_name(function, vendor))
+    if pci_id is None and device.name is not None:
+        device = device.with_facts("product name", pci_id=_id_of_name(device.name, vendor_id))
+    if vendor is Vendor.HYGON and (function.largest_bar_bytes or 0) >= _SMALLEST_MEMORY_BAR_BYTES:
+        # This driver maps the whole memory; other vendors' windows are larger or smaller than what is behind them
+        device = device.with_facts("PCI BAR size", memory_total_bytes=function.largest_bar_bytes)
+    return device
+
+
+def _id_of_name(name: str, vendor_id: str | None) -> str | None:
+    ids = [key for key, value in PRODUCTS.items() if value == name and key.startswith(f"{vendor_id}:")]
+    return ids[0] if len(ids) == 1 else None
 
 
 def _text_name(function: PciDevice, vendor: Vendor) -> str | None:

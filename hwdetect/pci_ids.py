@@ -43,7 +43,8 @@ CLASSES = {
 }  # fmt: skip
 
 PRODUCTS = {
-    "10de:1db4": "NVIDIA Tesla V100-PCIE-16GB", "10de:1db6": "NVIDIA Tesla V100-PCIE-32GB", "10de:1eb8": "NVIDIA Tesla T4",
+    "10de:1db4": "NVIDIA Tesla V100-PCIE-16GB", "10de:1db6": "NVIDIA Tesla V100-PCIE-32GB",
+    "10de:1eb8": "NVIDIA Tesla T4",
     "10de:20b0": "NVIDIA A100 SXM4 40GB", "10de:20b2": "NVIDIA A100 SXM4 80GB", "10de:20bd": "NVIDIA A800 SXM4 40GB",
     "10de:2206": "NVIDIA GeForce RTX 3080", "10de:2236": "NVIDIA A10", "10de:2324": "NVIDIA H800",
     "10de:2329": "NVIDIA H20", "10de:2330": "NVIDIA H100 SXM5", "10de:2335": "NVIDIA H200 SXM",
@@ -70,11 +71,11 @@ PRODUCTS = {
 
 
 def vendor_of(vendor_id: str | None, text: str = "") -> PciVendor | None:
-    """By id, else by the beginning of the vendor text that lspci prints."""
+    """By id, else by the vendor's name in the text that lspci prints."""
     if vendor_id:
         return VENDORS.get(vendor_id)
     lowered = text.lower()
-    return next((v for v in VENDORS.values() if any(lowered.startswith(name) for name in v.names)), None)
+    return next((v for v in VENDORS.values() if any(name in lowered for name in v.names)), None)
 
 
 def vendor_id_of(vendor: Vendor) -> str | None:

@@ -37,12 +37,13 @@ class Report:
     memory: Memory | None = None
     numa: tuple[NumaNode, ...] = ()
     cgroup: Cgroup | None = None
+    understood: bool = False  # the text was read in full although it names no device
 
     @property
     def said_nothing(self) -> bool:
         """True if neither a device nor a problem nor a host fact was understood."""
         host = (self.cpu, self.memory, self.cgroup)
-        return not (self.devices or self.problems or self.numa or any(host) or self.driver_version)
+        return not (self.understood or self.devices or self.problems or self.numa or any(host) or self.driver_version)
 
 
 Parser = Callable[[str, str], Report]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 
 from hwdetect.host import cpuinfo
 from hwdetect.host.topology import max_mhz as fastest_mhz
-from hwdetect.host.topology import read_caches, read_core_kinds, read_topology
+from hwdetect.host.topology import read_caches, read_core_kinds, read_topology, sockets_by_distance
 from hwdetect.machine import Cgroup, Cpu
 from hwdetect.text import cpu_list
 from hwdetect.tree import Tree, line
@@ -31,13 +32,18 @@ def read_cpu(tree: Tree, cgroup: Cgroup) -> Cpu:
     if topology.cores:
         sizes = {len(core) for core in topology.cores}
         cores = len(topology.cores)
+        even = topology.sockets is not None and cores % topology.sockets == 0
+        # Offline CPUs can leave sockets and cores uneven: then there is no such number
+        cpu = dataclasses.replace(cpu, cores_per_socket=None, threads_per_core=None)
         cpu = cpu.with_facts(
             topology.source,
             physical_cores=cores,
             sockets=topology.sockets,
-            cores_per_socket=cores // topology.sockets if topology.sockets and cores % topology.sockets == 0 else None,
+            cores_per_socket=cores // topology.sockets if topology.sockets and even else None,
             threads_per_core=sizes.pop() if len(sizes) == 1 else None,
         )
+    if cpu.sockets is None:
+        cpu = cpu.with_facts("node distances", sockets=sockets_by_distance(tree))
     cpu = cpu.with_facts("topology", core_kinds=read_core_kinds(tree, online, topology, info) or None)
     caches = read_caches(tree, online)
     cpu = cpu.with_facts(
@@ -51,7 +57,7 @@ def read_cpu(tree: Tree, cgroup: Cgroup) -> Cpu:
 
 
 def _usable(tree: Tree, cpu: Cpu, cgroup: Cgroup, cores: tuple[tuple[int, ...], ...]) -> Cpu:
-    usable = set(cpu.online)
+    usable = set(cpu.online or cgroup.cpuset_cpus or ())
     source = cpu.sources.get("online", "/proc/cpuinfo")
     if cgroup.cpuset_cpus is not None and usable.intersection(cgroup.cpuset_cpus) != usable:
         usable &= set(cgroup.cpuset_cpus)

@@ -81,7 +81,9 @@ def core_groups(info: CpuInfo) -> dict[tuple[str, str], tuple[int, ...]]:
     for cpu, block in info.processors.items():
         if "core id" not in block:
             return {}
-        key = (block.get("physical id", "0"), block["core id"])
+        alone = block.get("siblings") is not None and block.get("siblings") == block.get("cpu cores")
+        # Without threads each CPU is a core, even where dies of one package number their cores alike
+        key = (block.get("physical id", "0"), f"cpu {cpu}" if alone else block["core id"])
         groups[key] = (*groups.get(key, ()), cpu)
     return groups
 

@@ -38,7 +38,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "flags": ("flags", "标记", "标志", "markierungen", "drapaux", "フラグ", "indicadores"),
     "l2": ("l2 cache", "l2 缓存", "l2", "l2-cache", "cache l2", "l2 キャッシュ", "caché l2"),
     "l3": ("l3 cache", "l3 缓存", "l3", "l3-cache", "cache l3", "l3 キャッシュ", "caché l3"),
-    "max_mhz": ("cpu max mhz", "cpu 最大 mhz", "maximale taktfrequenz der cpu", "vitesse maximale du processeur en mhz"),
+    "max_mhz": ("cpu max mhz", "cpu 最大 mhz", "maximale taktfrequenz der cpu"),
 }  # fmt: skip
 _MEANING = {key: meaning for meaning, keys in _KEYS.items() for key in keys}
 _NODE = re.compile(r"^numa\D*?(\d{1,5})\D*cpu", re.IGNORECASE)

@@ -8,7 +8,7 @@ from hwdetect.host.arm import part_name
 from hwdetect.host.cpuinfo import CpuInfo, core_groups
 from hwdetect.machine import CoreKind
 from hwdetect.text import cpu_list, size_bytes
-from hwdetect.tree import Tree, line
+from hwdetect.tree import Tree, line, numbered
 
 _CPUS = "/sys/devices/system/cpu"
 
@@ -49,6 +49,23 @@ def read_topology(tree: Tree, online: tuple[int, ...], info: CpuInfo) -> Topolog
     kept = [tuple(cpu for cpu in cpus if cpu in here) for cpus in groups.values()]
     sockets = len({package for package, _ in groups}) or None
     return Topology(tuple(cpus for cpus in kept if cpus), sockets, "/proc/cpuinfo")
+
+
+def sockets_by_distance(tree: Tree) -> int | None:
+    """Packages as the firmware's distances tell them: nodes at 15 or less share one, at 20 or more they do not.
+
+    None where a distance lies between, or no two nodes are near: then the table says nothing about packages.
+    """
+    rows: dict[int, list[int]] = {}
+    for node, folder in numbered(tree, "/sys/devices/system/node", "node"):
+        words = (tree.read(f"{folder}/distance") or "").split()
+        rows[node] = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 6]
+    if len(rows) < 2 or any(len(row) != len(rows) for row in rows.values()):
+        return None
+    if any(15 < distance < 20 for row in rows.values() for distance in row):
+        return None
+    groups = {tuple(distance <= 15 for distance in row) for row in rows.values()}
+    return len(groups) if len(groups) < len(rows) else None
 
 
 def read_caches(tree: Tree, online: tuple[int, ...]) -> Caches:

@@ -50,6 +50,9 @@ METAX = Dialect(
 CAMBRICON = Dialect(Vendor.CAMBRICON, ("Driver",), utilisation_cell=(0, 2), needs_address=False, cnmon=True)
 
 
+_GAUDI = {"HL-205": "Gaudi", "HL-225": "Gaudi2", "HL-325": "Gaudi3", "HL-325L": "Gaudi3", "HL-335": "Gaudi3"}
+
+
 def parse(text: str, source: str, dialect: Dialect) -> Report:
     def starts(cells: list[str]) -> tuple[int, str] | None:
         return _starts(cells, dialect)
@@ -93,6 +96,7 @@ def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[D
         index=row.index,
         name=_product(row.title, dialect.vendor),
         pci_address=row.address,
+        architecture=_GAUDI.get(row.title.split()[0]) if dialect.vendor is Vendor.GAUDI else None,
         driver_version=row_driver.group() if row_driver else None,
         memory_total_bytes=total,
         memory_used_bytes=used,

@@ -88,7 +88,7 @@ def _device(columns: list[str], row: list[str], position: int, source: str, vend
             name=name,
             uuid=value("uuid", "gpu_uuid"),
             pci_address=address,
-            pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{8}", ids) else None,
+            pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{4}10[Dd][Ee]", ids) else None,
             driver_version=value("driver_version"),
             compute_capability=value("compute_cap"),
             memory_total_bytes=mib(value("memory.total")),

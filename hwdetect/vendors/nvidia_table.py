@@ -16,7 +16,6 @@ _PROCESS = re.compile(
     r"^\s*(\d{1,4})\s+(?:(\d+|N/A)\s+(\d+|N/A)\s+)?(\d{1,10})\s+([CG+MP]{1,5})\s+(.*?)\s+(\d+\s*[KMG]i?B|N/A)?\s*$"
 )
 _LOST = re.compile(r"Unable to determine the device handle for GPU\s*:?\s*(\S+?):?\s+(?:is\s+)?(.*)$", re.MULTILINE)
-_UNIFIED = ("gb10", "nvgpu", "gh200", "orin", "thor", "xavier", "tegra")
 
 DRIVER_FIX = "install or load the NVIDIA driver: sudo modprobe nvidia; then check with: nvidia-smi"
 
@@ -73,7 +72,7 @@ def _device(
     mig = row.cell(2, 2)
     own = partitions.get(row.index, [])
     not_supported = "not supported" in row.cell(1, 1).lower()
-    unified = True if not_supported and any(mark in name.lower() for mark in _UNIFIED) else None
+    unified = True if not_supported else None
     device = Accelerator.of(
         source,
         vendor=Vendor.NVIDIA,

@@ -90,7 +90,7 @@ def _device(block: Block, position: int, source: str) -> Accelerator:
             name=block.value("Product Name"),
             uuid=block.value("GPU UUID"),
             pci_address=pci_address(block.address),
-            pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{8}", ids) else None,
+            pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{4}10[Dd][Ee]", ids) else None,
             nodes=(f"/dev/nvidia{minor}",) if minor is not None else None,
             architecture=block.value("Product Architecture"),
             memory_total_bytes=mib(block.value("FB Memory Usage", "Total")),

@@ -105,7 +105,7 @@ def _device(gpu: Element, position: int, source: str) -> Accelerator:
         name=gpu.value("product_name"),
         uuid=gpu.value("uuid"),
         pci_address=pci_address(address),
-        pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{8}", ids) else None,
+        pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{4}10[Dd][Ee]", ids) else None,
         nodes=_nodes(gpu) or None,
         architecture=gpu.value("product_architecture"),
         memory_total_bytes=mib(memory.value("total")),
