@@ -18,6 +18,7 @@ COMMANDS = {
     "models": "Import, list, verify and delete models.",
     "plan": "What a model would need here and how fast it would be; saved plans.",
     "schedule": "Which plan runs when.",
+    "calibrate": "Measure what this machine really does.",
     "tenants": "Who may use the box, and how much of it.",
     "keys": "API keys: create, list, revoke.",
     "hw": "The hardware that was found.",

@@ -16,6 +16,7 @@ from daemon.planning.rates import MEASURED, DeviceRates, KindRate
 from engine.errors import HardwareError
 
 DEFAULT_SECONDS = 15.0
+COMMON_KINDS = ("Q4_K", "Q8_0", "BF16", "F32", "Q6_K", "Q4_0")
 _START_ALLOWANCE_S = 45.0  # importing torch on a slow disk, and the probe's last measurement
 
 

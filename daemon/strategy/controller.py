@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
@@ -18,13 +18,14 @@ from daemon.planning.worker_config import same_shape, worker_config
 from daemon.store.base import utc_now
 from daemon.strategy.plans import Plans, SavedPlan
 from daemon.strategy.rules import Rules
-from daemon.strategy.schedule import Decision, Override, plan_at, timeline
+from daemon.strategy.schedule import Decision, Override, day_of, plan_at
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 from engine.errors import BayardError
 from engine.messages import Knobs, WorkerConfig
 
 PERIOD_S = 3.0
+_UNLOAD_WAIT_S = 25.0  # below the time a client of the admin API waits
 
 log = structlog.get_logger("bayard.strategy")
 
@@ -168,13 +169,22 @@ class PlanController:
         await self.reconcile(f"released by {by}")
         return await asyncio.to_thread(self.view)
 
+    async def unload(self, model: str, changed_plans: Sequence[str]) -> None:
+        """After plans were changed: drain the model's worker, unless the plan in force still loads it.
+
+        Blocks: until the worker is gone, or the time that draining may take is over.
+        """
+        if changed_plans:
+            await self.reconcile(f"model {model} left {', '.join(changed_plans)}")
+        leaving = [task for task in self._leaving if task.get_name() == model]
+        if leaving:
+            await asyncio.wait(leaving, timeout=_UNLOAD_WAIT_S)
+
     def timeline(self, day: date) -> list[Segment]:
         """The plans of one local day. Blocks: call in a thread."""
         zone = ZoneInfo(self._rules.timezone)
-        begin = datetime.combine(day, time(), zone)
-        end = datetime.combine(day + timedelta(days=1), time(), zone)
-        found = timeline(self._rules.all(), begin, end, self._plans.default(), self._rules.override())
-        return [Segment(b.astimezone(zone), e.astimezone(zone), d.plan, d.reason, d.rule) for b, e, d in found]
+        found = day_of(self._rules.all(), day, zone, self._plans.default(), self._rules.override())
+        return [Segment(begin, end, d.plan, d.reason, d.rule) for begin, end, d in found]
 
     async def _reconcile(self) -> None:
         decision, plan = await asyncio.to_thread(self._desired)

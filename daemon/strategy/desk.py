@@ -10,16 +10,18 @@ from daemon.events import EventLog
 from daemon.models.record import ModelRecord
 from daemon.models.registry import ModelRegistry
 from daemon.planning.budget import Claim
+from daemon.planning.calibrate import COMMON_KINDS, measure
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import PlanAnswer, Profile
+from daemon.planning.rates import DeviceRates
 from daemon.planning.strategy import Strategy
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.strategy.plans import AUTO, OPERATOR, Plans, SavedPlan
-from engine.errors import DoesNotFit, InvalidParameter
+from engine.errors import Conflict, DoesNotFit, InvalidParameter, NotFound
 from engine.spec import read_spec
 from engine.spec.model_spec import ModelSpec
 from hwdetect.machine import Machine
@@ -158,19 +160,52 @@ class PlanningDesk:
     def withdraw(self, model: str) -> list[str]:
         """Take a model out of the automatic plans; a plan left without models goes. Returns the plans changed.
 
-        Raises: Conflict when a plan that would be left empty is named by a schedule rule.
+        Raises: ModelNotFound; Conflict when an operator's plan loads it, or a schedule rule needs a plan that goes.
         """
-        changed = []
-        for plan in self._plans.all():
-            if plan.origin != AUTO or plan.profile_of(model) is None:
-                continue
+        self._models.get(model)
+        using = [plan for plan in self._plans.all() if plan.profile_of(model) is not None]
+        kept = [plan.name for plan in using if plan.origin != AUTO]
+        if kept:
+            raise Conflict(
+                f"model {model} is used by plan{'s' if len(kept) > 1 else ''} {', '.join(kept)}.",
+                "Those were made by an operator: delete or save them anew first.",
+            )
+        for plan in using:
             rest = plan.without_model(model)
             if rest.profiles:
                 self._plans.save(rest, f"model {model} is being deleted")
             else:
                 self._plans.delete(plan.name, even_default=True)
-            changed.append(plan.name)
-        return changed
+        return [plan.name for plan in using]
+
+    def calibrate(self, seconds: float, device: str | None = None) -> list[DeviceRates]:
+        """Measure every usable device, or one, within `seconds` together, and keep the rates.
+
+        Blocks: for about that long.
+        Raises: NotFound for a device that is not here; HardwareError when the probe fails.
+        """
+        budgets = [b for b in self.planner().budgets if b.unusable is None and device in (None, b.device)]
+        if not budgets:
+            raise NotFound(
+                f"there is no usable device {device!r}.", "`bayard hw` lists what was found.", param="device"
+            )
+        kinds = self._kinds_first()
+        found = []
+        for budget in budgets:
+            threads = self._settings.workers.threads or budget.cores
+            rates = measure(budget, threads, seconds / len(budgets), kinds)
+            self._measurements.save_rates(rates)
+            read = f"reads {rates.read_bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:,.0f} GFLOP/s"
+            self._events.publish(
+                "device", budget.device, "shipped", rates.source, f"calibrated: {read}; {rates.detail}"
+            )
+            found.append(rates)
+        return found
+
+    def _kinds_first(self) -> list[str]:
+        """Weight kinds to measure: those of imported models before the common ones."""
+        mine = sorted({record.source_dtype for record in self._models.all()})
+        return mine + [kind for kind in COMMON_KINDS if kind not in mine]
 
 
 def _chosen(answer: PlanAnswer) -> Profile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -94,6 +94,16 @@ def timeline(
             segments.append((moment, upto, decision))
         moment = upto
     return segments
+
+
+def day_of(
+    rules: Sequence[Rule], day: date, zone: ZoneInfo, default: str | None, override: Override | None = None
+) -> list[tuple[datetime, datetime, Decision]]:
+    """The segments of one local day, in local time; a day of a clock change has 23 or 25 hours."""
+    begin = datetime.combine(day, time(), zone)
+    end = datetime.combine(day + timedelta(days=1), time(), zone)
+    found = timeline(rules, begin.astimezone(UTC), end.astimezone(UTC), default, override)
+    return [(b.astimezone(zone), e.astimezone(zone), decision) for b, e, decision in found]
 
 
 def _same(one: Decision, other: Decision) -> bool:
@@ -193,7 +203,3 @@ def _spelled(duration: timedelta) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = [f"{hours} h" if hours else "", f"{minutes} min" if minutes else "", f"{seconds} s" if seconds else ""]
     return " ".join(part for part in parts if part)
-
-
-def utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC)

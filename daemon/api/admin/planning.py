@@ -1,0 +1,116 @@
+"""POST plans/preview, PUT plans/{name}, GET plans/{name}/diff, POST calibrations: what the planner does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from daemon.api.admin.access import Operator, Services, Viewer
+from daemon.api.admin.answers import Answer, Body, Item
+from daemon.api.admin.operations import OperationAnswer, operation_item
+from daemon.api.admin.plans import PlanAnswer, plan_item
+from daemon.models.copying import Cancelled, Report
+from daemon.models.record import ImportProgress
+from daemon.planning.answer_json import answer_to_json
+from daemon.planning.plan import Request
+from daemon.planning.strategy import Strategy
+from daemon.strategy.plans import diff
+from engine.errors import Conflict
+
+router = APIRouter(tags=["plans"])
+
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+
+
+class PreviewBody(Body):
+    """target: an imported model's name, or an absolute path on the daemon's machine."""
+
+    target: str
+    strategy: Strategy = Strategy.LATENCY
+    context_tokens: Count | None = None
+    users: Count | None = None
+
+
+class PreviewAnswer(Answer):
+    """answer: candidates, the chosen profile, why-nots, budgets; as `bayard plan --json` prints it."""
+
+    answer: dict[str, Any]
+
+
+class SaveBody(Body):
+    strategy: Strategy
+    models: Annotated[list[str], Field(min_length=1, max_length=64)]
+    context_tokens: Count | None = None
+    users: Count | None = None
+
+
+class DifferenceItem(Item):
+    model: str
+    what: str
+    old: str
+    new: str
+
+
+class DiffAnswer(Answer):
+    old: str
+    new: str
+    items: list[DifferenceItem]
+
+
+class CalibrateBody(Body):
+    seconds: Annotated[float, Field(ge=1, le=120)] = 15.0
+    device: str | None = None
+
+
+@router.post("/plans/preview")
+async def post_preview(body: PreviewBody, services: Services, caller: Operator) -> PreviewAnswer:
+    """Plan without loading anything."""
+    request = Request(body.strategy, body.context_tokens, body.users)
+    answer = await asyncio.to_thread(services.desk.answer, body.target, request)
+    return PreviewAnswer(answer=answer_to_json(answer))
+
+
+@router.put("/plans/{name}")
+async def put_plan(name: str, body: SaveBody, services: Services, caller: Operator) -> PlanAnswer:
+    """Plan these models together and save the outcome under a name."""
+
+    def save() -> PlanAnswer:
+        saved = services.desk.save(name, body.strategy, body.models, body.context_tokens, body.users)
+        return PlanAnswer(item=plan_item(saved, services.controller.view().plan))
+
+    answer = await asyncio.to_thread(save)
+    await services.tenants.record(caller.actor, "plan.save", f"plan:{name}", body.model_dump(mode="json"))
+    await services.controller.reconcile(f"plan {name} saved by {caller.name}")
+    return answer
+
+
+@router.get("/plans/{name}/diff")
+async def get_diff(name: str, to: str, services: Services, caller: Viewer) -> DiffAnswer:
+    """What going from one plan to another changes."""
+
+    def read() -> DiffAnswer:
+        rows = diff(services.plans.get(name), services.plans.get(to))
+        items = [DifferenceItem(model=model, what=what, old=old, new=new) for model, what, old, new in rows]
+        return DiffAnswer(old=name, new=to, items=items)
+
+    return await asyncio.to_thread(read)
+
+
+@router.post("/calibrations", status_code=202)
+async def post_calibration(services: Services, caller: Operator, body: CalibrateBody | None = None) -> OperationAnswer:
+    """Measure this machine; refused while requests run, as each would spoil the other."""
+    asked = body or CalibrateBody()
+    running = sum(view.stats.running for view in services.supervisor.views() if view.stats is not None)
+    if running:
+        raise Conflict(f"{running} requests are running.", "Calibrate when the box is idle.")
+
+    def work(report: Report, cancelled: Cancelled) -> dict[str, Any]:
+        report(ImportProgress("measuring", asked.device or "every device", 0, 0))
+        return {"devices": [rates.to_json() for rates in services.desk.calibrate(asked.seconds, asked.device)]}
+
+    operation = services.operations.start("calibrate", asked.device or "machine", work)
+    await services.tenants.record(caller.actor, "machine.calibrate", "machine", asked.model_dump())
+    return OperationAnswer(item=operation_item(operation))

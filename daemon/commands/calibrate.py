@@ -1,0 +1,56 @@
+"""bayard calibrate: measure what this machine really does."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from daemon.commands.client import offline_or_admin
+from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.planning.calibrate import DEFAULT_SECONDS
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def calibrate(
+    seconds: Annotated[float, typer.Option(min=1, max=120, help="Time to spend, over all devices.")] = DEFAULT_SECONDS,
+    device: Annotated[str | None, typer.Option(help="One device, as cpu or cuda:0; else every usable one.")] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure bandwidth and matrix rates; later predictions use them. Best while nothing else computes."""
+    from daemon.commands.progress import follow
+    from daemon.strategy.parts import build_parts
+
+    with offline_or_admin(settings_from(config, state_dir)) as reach:
+        if reach.admin is not None:
+            operation = reach.admin.post("calibrations", {"seconds": seconds, "device": device})["item"]
+            devices = follow(reach.admin, operation)["devices"]
+        else:
+            assert reach.offline is not None
+            parts = build_parts(reach.offline.store, reach.offline.settings, reach.offline.events)
+            devices = [rates.to_json() for rates in parts.desk.calibrate(seconds, device)]
+    if as_json:
+        print(json.dumps(devices, indent=2))
+        return
+    for rates in devices:
+        print("\n".join(_lines(rates)))
+
+
+def _lines(rates: dict[str, Any]) -> list[str]:
+    from daemon.planning.render import table
+
+    lines = [
+        f"{rates['name']} ({rates['device']}): reads {rates['read_bytes_per_s'] / 1e9:.1f} GB/s, "
+        f"{rates['flops'] / 1e9:,.0f} GFLOP/s, KV {rates['kv_read_bytes_per_s'] / 1e9:.1f} GB/s, "
+        f"{rates['layer_overhead_s'] * 1e6:,.0f} us a layer; {rates['detail']}"
+    ]
+    rows = [
+        (kind, f"{1e-9 / rate['points'][0][1]:.2f}", f"{rate['flops'] / 1e9:,.0f}")
+        for kind, rate in rates["kinds"].items()
+    ]
+    return lines + [f"  {line}" for line in table(rows, ("weights", "G weights/s, one row", "GFLOP/s, many rows"))]

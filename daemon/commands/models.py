@@ -1,0 +1,209 @@
+"""bayard models: import, list, show, verify, delete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from daemon.commands.client import Offline, offline_or_admin
+from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, list, verify and delete models.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of an imported model.")]
+
+
+@app.callback()
+def group() -> None:
+    """Import, list, verify and delete models."""
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A .gguf file, or a Hugging Face folder.")],
+    name: Annotated[str | None, typer.Option(help="What clients call it; else made from the file's name.")] = None,
+    link: Annotated[bool, typer.Option("--link", help="Use the files where they lie instead of copying them.")] = False,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check, hash and take in a model; it is given its place in the automatic plans."""
+    from daemon.commands.progress import ProgressLine, follow
+
+    path = path.expanduser().absolute()
+    with offline_or_admin(settings_from(config, state_dir)) as reach:
+        if reach.admin is not None:
+            body = {"path": str(path), "name": name, "link": link}
+            result = follow(reach.admin, reach.admin.post("imports", body)["item"])
+            item = reach.admin.get(f"models/{quote(result['model'])}")["item"]
+        else:
+            parts = _parts(reach.offline)
+            line = ProgressLine()
+            try:
+                record = parts.models.import_model(
+                    path, name, link, lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes)
+                )
+            finally:
+                line.clear()
+            item = model_item(record, parts.plans.using(record.name))
+    if as_json:
+        print(json.dumps(item, indent=2))
+        return
+    print(f"imported {item['name']}: {_summary(item)}")
+    plans = ", ".join(item["plans"])
+    print(f"in the plans: {plans}" if plans else f"no automatic plan has room for it: `bayard plan {item['name']}`")
+
+
+@app.command("list")
+def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+    """Every imported model."""
+    from daemon.planning.render import table
+    from daemon.planning.units import human_bytes, human_tokens
+
+    with offline_or_admin(settings_from(config, state_dir)) as reach:
+        if reach.admin is not None:
+            items = reach.admin.get("models")["items"]
+        else:
+            parts = _parts(reach.offline)
+            plans = parts.plans.all()
+            items = [
+                model_item(record, [plan.name for plan in plans if plan.profile_of(record.name)])
+                for record in parts.models.all()
+            ]
+    if as_json:
+        print(json.dumps(items, indent=2))
+        return
+    if not items:
+        print("no model is imported: `bayard models import PATH`")
+        return
+    rows = [
+        (
+            item["name"],
+            "serving" if item["served"] else item["state"],
+            item["architecture"],
+            item["source_dtype"],
+            human_bytes(item["weight_bytes"]),
+            human_tokens(item["max_context_tokens"]),
+            ", ".join(item["plans"]) or "-",
+        )
+        for item in items
+    ]
+    print("\n".join(table(rows, ("name", "state", "family", "weights", "size", "context", "plans"))))
+
+
+@app.command()
+def show(
+    name: NameArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+) -> None:
+    """One model with its files and their digests."""
+    with offline_or_admin(settings_from(config, state_dir)) as reach:
+        if reach.admin is not None:
+            item = reach.admin.get(f"models/{quote(name)}")["item"]
+        else:
+            parts = _parts(reach.offline)
+            item = model_item(parts.models.get(name), parts.plans.using(name))
+    if as_json:
+        print(json.dumps(item, indent=2))
+        return
+    print(f"{item['name']}: {_summary(item)}")
+    for key in ("state", "path", "imported_at", "verified_at"):
+        print(f"  {key:<12} {item[key] if item[key] is not None else 'never'}")
+    print(f"  {'kept':<12} {'linked in place' if item['linked'] else 'copied'}")
+    print(f"  {'plans':<12} {', '.join(item['plans']) or 'none'}")
+    if item["licence"]:
+        print(f"  {'licence':<12} {item['licence'].strip().splitlines()[0][:80]}")
+    for file in item["files"]:
+        print(f"  {file['sha256']}  {file['size_bytes']:>14,}  {file['path']}")
+
+
+@app.command()
+def verify(
+    name: NameArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+) -> None:
+    """Hash a model's files again and compare; exit status 1 if one is not as it was imported."""
+    from daemon.commands.progress import ProgressLine, follow
+
+    with offline_or_admin(settings_from(config, state_dir)) as reach:
+        if reach.admin is not None:
+            result = follow(reach.admin, reach.admin.post(f"models/{quote(name)}/verify")["item"])
+        else:
+            line = ProgressLine()
+            try:
+                record, problems = _parts(reach.offline).models.verify(
+                    name, lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes)
+                )
+            finally:
+                line.clear()
+            result = {"model": name, "state": record.state.value, "problems": problems}
+    if as_json:
+        print(json.dumps(result, indent=2))
+    elif not result["problems"]:
+        print(f"{name}: every file is as it was imported")
+    for problem in result["problems"] if not as_json else ():
+        print(f"{name}: {problem}")
+    if result["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def delete(
+    name: NameArgument,
+    unload: Annotated[
+        bool, typer.Option("--unload", help="Take it out of the automatic plans and drain its worker first.")
+    ] = False,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget a model and remove its copy; refused while a plan or a worker uses it. Linked files stay."""
+    with offline_or_admin(settings_from(config, state_dir)) as reach:
+        if reach.admin is not None:
+            reach.admin.delete(f"models/{quote(name)}", unload="true" if unload else None)
+        else:
+            parts = _parts(reach.offline)
+            if unload:
+                parts.desk.withdraw(name)
+            parts.models.delete(name)
+    print(json.dumps({"deleted": name}) if as_json else f"deleted {name}")
+
+
+def model_item(record: Any, plans: list[str]) -> dict[str, Any]:
+    """A record as the admin API shows it; without a daemon nothing is served."""
+    return {
+        "name": record.name,
+        "state": record.state.value,
+        "format": record.format,
+        "architecture": record.architecture,
+        "path": record.path,
+        "linked": record.linked,
+        "weight_bytes": record.weight_bytes,
+        "num_parameters": record.num_parameters,
+        "max_context_tokens": record.max_context_tokens,
+        "source_dtype": record.source_dtype,
+        "licence": record.licence,
+        "imported_at": record.imported_at.isoformat(),
+        "verified_at": None if record.verified_at is None else record.verified_at.isoformat(),
+        "served": False,
+        "plans": plans,
+        "files": [{"path": f.path, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in record.files],
+    }
+
+
+def _summary(item: dict[str, Any]) -> str:
+    from daemon.planning.units import human_bytes, human_tokens
+
+    return (
+        f"{item['architecture']}, {item['num_parameters'] / 1e6:,.0f} M parameters in {item['source_dtype']}, "
+        f"{human_bytes(item['weight_bytes'])}, context {human_tokens(item['max_context_tokens'])}"
+    )
+
+
+def _parts(offline: Offline | None) -> Any:
+    from daemon.strategy.parts import build_parts
+
+    assert offline is not None
+    return build_parts(offline.store, offline.settings, offline.events)
