@@ -73,10 +73,12 @@ class Worker(Struct, frozen=True):
     requests_waiting: int | None = None
     step_age_s: float | None = None
     restarts_24h: int | None = None
+    retry_in_s: float | None = None
     memory_bytes: int | None = None
     memory_planned_bytes: int | None = None
     last_exit: str | None = None
     log_tail: list[str] = []
+    load_stage: str | None = None
     load_done_bytes: int | None = None
     load_total_bytes: int | None = None
     kernels: dict[str, str] = {}
@@ -98,11 +100,17 @@ class Model(Struct, frozen=True):
     num_parameters: int
     source_dtype: str
     verified_at: datetime | None = None
-    path: str | None = None
+    served: bool = False
+    plans: list[str] = []
 
 
 class Models(Page, frozen=True):
     items: list[Model]
+
+
+class MemoryPart(Struct, frozen=True):
+    name: str
+    size_bytes: int
 
 
 class PlannedModel(Struct, frozen=True):
@@ -111,8 +119,12 @@ class PlannedModel(Struct, frozen=True):
     model: str
     device: str | None = None
     memory_bytes: int | None = None
+    memory_parts: list[MemoryPart] = []
+    context_tokens: int | None = None
     kv_tokens: int | None = None
     decode_tok_s: float | None = None
+    batch_tok_s: float | None = None
+    first_token_s: float | None = None
     reasons: list[str] = []
 
 
@@ -152,8 +164,6 @@ class Summary(Page, frozen=True):
     """Of the last window_s seconds."""
 
     window_s: float
-    requests_running: int | None = None
-    requests_waiting: int | None = None
     requests_done: int | None = None
     requests_failed: int | None = None
     requests_rejected: int | None = None

@@ -42,8 +42,9 @@ def attention_from(snapshot: Snapshot) -> list[Fault]:
         *_skew(snapshot),
         *_endpoints(snapshot),
     ]
-    said = " ".join(fault.message for fault in faults)
-    faults += [fault for fault in _reasons(snapshot) if fault.message not in said]
+    named = {fault.subject for fault in faults}
+    # The box's own reasons, less those about something that is already in the list with its fix.
+    faults += [fault for fault in _reasons(snapshot) if not any(name in fault.message for name in named)]
     return sorted(faults, key=lambda f: (f.severity is not Severity.FAIL, -(f.at.timestamp() if f.at else 0.0)))
 
 

@@ -16,7 +16,7 @@ from textual.widgets import DataTable
 
 from admin_tui.answers import Host, Model, Models, Plan, PlannedModel, Plans, Workers
 from admin_tui.feed import Snapshot
-from admin_tui.figures import UNKNOWN, count, size
+from admin_tui.figures import UNKNOWN, count, millis, size
 from admin_tui.grid import Column, Row
 from admin_tui.look import Cell, Line, Look, Tone, plain
 from admin_tui.screens.confirm import Question
@@ -72,9 +72,7 @@ class ModelsScreen(ConsoleScreen):
             f"PLANS ({len(plans.items)})" if plans else "PLANS",
             panel_of(snapshot, Plans, lambda p, *_: [] if p.items else NO_PLANS),
         )
-        used = users_of(plans.items if plans else [])
-        rows = [model_row(model, used.get(model.name, [])) for model in models.items] if models else []
-        self.query_one("#models-table", LiveTable).sync(rows)
+        self.query_one("#models-table", LiveTable).sync([model_row(model) for model in models.items] if models else [])
         self.query_one("#plans-table", LiveTable).sync([plan_row(plan) for plan in plans.items] if plans else [])
         self.show_selected(snapshot)
 
@@ -130,26 +128,19 @@ def activate_question(plan: Plan, running: int) -> Question:
     )
 
 
-def users_of(plans: Iterable[Plan]) -> dict[str, list[str]]:
-    used: dict[str, list[str]] = {}
-    for plan in plans:
-        for part in plan.models:
-            used.setdefault(part.model, []).append(plan.name)
-    return used
-
-
-def model_row(model: Model, plans: list[str]) -> Row:
-    tone = {"ready": Tone.GOOD, "importing": Tone.WARN}.get(model.state, Tone.BAD)
+def model_row(model: Model) -> Row:
+    state = "serving" if model.served else model.state
+    tone = {"serving": Tone.GOOD, "ready": Tone.PLAIN}.get(state, Tone.BAD)
     return Row(
         model.name,
         {
             "name": Cell(model.name),
-            "state": Cell(model.state.upper(), tone),
+            "state": Cell(state.upper(), tone),
             "format": Cell(f"{model.format} {model.source_dtype}"),
             "size": Cell(size(model.weight_bytes)),
             "context": Cell(count(model.max_context_tokens)),
             "checksum": Cell("verified" if model.verified_at else UNKNOWN),
-            "plans": Cell(" ".join(plans) or UNKNOWN),
+            "plans": Cell(" ".join(model.plans) or UNKNOWN),
         },
     )
 
@@ -176,21 +167,33 @@ def plan_lines(plan: Plan, total_bytes: int | None, width: int, look: Look) -> l
 
 
 def part_lines(part: PlannedModel, total_bytes: int | None, width: int, look: Look) -> list[Line]:
-    speed = UNKNOWN if part.decode_tok_s is None else f"{part.decode_tok_s:,.0f} tokens/s predicted for one request"
-    shown: list[Line] = [
-        [Cell(f"{part.model} ", Tone.STRONG), Cell(f"on {part.device or UNKNOWN}")],
-        [Cell(f"{'memory':<12}", Tone.DIM), Cell(memory_bar(part.memory_bytes, total_bytes, width - 12))],
-        [Cell(f"{'KV':<12}", Tone.DIM), Cell(f"{count(part.kv_tokens)} tokens")],
-        [Cell(f"{'speed':<12}", Tone.DIM), Cell(speed)],
+    bar, legend = memory_bar(part, total_bytes if part.device == "cpu" else None, width - 12)
+    texts = [
+        ("memory", bar),
+        ("", legend),
+        ("KV", f"{count(part.kv_tokens)} tokens; the context of one request is {count(part.context_tokens)}"),
+        (
+            "predicted",
+            f"first token {millis(part.first_token_s)}   tokens/s {count(part.decode_tok_s)} for one request, "
+            f"{count(part.batch_tok_s)} in all",
+        ),
+        *(("" if number else "why", reason) for number, reason in enumerate(part.reasons)),
     ]
-    for number, reason in enumerate(part.reasons):
-        shown.append([Cell(f"{'' if number else 'why':<12}", Tone.DIM), Cell(look.fit(reason, width - 12))])
+    shown: list[Line] = [[Cell(f"{part.model} ", Tone.STRONG), Cell(f"on {part.device or UNKNOWN}")]]
+    for name, text in texts:
+        shown.append([Cell(f"{name:<12}", Tone.DIM), Cell(look.fit(text, width - 12))])
     return shown
 
 
-def memory_bar(used_bytes: int | None, total_bytes: int | None, width: int) -> str:
-    if used_bytes is None or not total_bytes:
-        return size(used_bytes)
+def memory_bar(part: PlannedModel, total_bytes: int | None, width: int) -> tuple[str, str]:
+    """Each part by the first letter of its name, and what the letters mean. total_bytes None: the bar is the plan."""
+    if part.memory_bytes is None:
+        return UNKNOWN, ""
+    whole_bytes = max(total_bytes or part.memory_bytes, 1)
     cells = max(10, min(BAR_CELLS, width - 36))
-    filled = min(cells, max(1, round(used_bytes / total_bytes * cells)))
-    return f"|{'#' * filled}{'.' * (cells - filled)}| {size(used_bytes)} of {size(total_bytes)}"
+    bar = "".join(piece.name[:1].lower() * round(piece.size_bytes / whole_bytes * cells) for piece in part.memory_parts)
+    of = f" of {size(total_bytes)}" if total_bytes else ""
+    legend = "   ".join(
+        f"{piece.name[:1].lower()} {piece.name} {size(piece.size_bytes)}" for piece in part.memory_parts
+    )
+    return f"|{bar[:cells]:.<{cells}}| {size(part.memory_bytes)}{of}", legend

@@ -11,12 +11,12 @@ from typing import ClassVar
 import msgspec
 from textual.widget import Widget
 
-from admin_tui.answers import Accelerator, Accelerators, Events, Summary, Timeline, Worker, Workers
+from admin_tui.answers import Accelerator, Accelerators, Events, Status, Summary, Timeline, Worker, Workers
 from admin_tui.attention import HEALTHY_DEVICE, Fault, Severity, attention_from
 from admin_tui.clock import Clock
 from admin_tui.daybar import daybar
 from admin_tui.feed import Snapshot
-from admin_tui.figures import UNKNOWN, count, millis, percent, size_pair
+from admin_tui.figures import UNKNOWN, count, duration, millis, percent, size_pair
 from admin_tui.grid import Column, Row, lines
 from admin_tui.look import Cell, Line, Look, Tone, plain
 from admin_tui.screens.console_screen import ConsoleScreen
@@ -65,7 +65,9 @@ class OverviewScreen(ConsoleScreen):
             faults = attention_from(snapshot)
             title = f"NEEDS ATTENTION ({len(faults)})"
             self.panel("attention").show(title, lambda width, look: fault_lines(faults, clock, width, look))
-        self.panel("serving").show("SERVING", panel_of(snapshot, Summary, lambda s, *_: serving_lines(s)))
+        self.panel("serving").show(
+            summary_title(snapshot), panel_of(snapshot, Summary, lambda s, *_: serving_lines(s, snapshot.get(Status)))
+        )
         self.panel("workers").show(
             "WORKERS",
             panel_of(snapshot, Workers, lambda w, width, look: worker_lines(w.items, clock, width, look)),
@@ -98,7 +100,13 @@ def fault_lines(faults: Sequence[Fault], clock: Clock, width: int, look: Look) -
     return shown
 
 
-def serving_lines(summary: Summary) -> list[Line]:
+def summary_title(snapshot: Snapshot) -> str:
+    summary = snapshot.get(Summary)
+    return f"SERVING, last {duration(summary.window_s)}" if summary else "SERVING"
+
+
+def serving_lines(summary: Summary, status: Status | None) -> list[Line]:
+    running, waiting = (status.requests_running, status.requests_waiting) if status else (None, None)
     pages = None
     if summary.kv_pages_total and summary.kv_pages_used is not None:
         pages = summary.kv_pages_used / summary.kv_pages_total
@@ -107,7 +115,7 @@ def serving_lines(summary: Summary) -> list[Line]:
         evictable = summary.kv_pages_cached / summary.kv_pages_total
     return [
         plain(
-            f"requests    running {count(summary.requests_running)}   waiting {count(summary.requests_waiting)}   "
+            f"requests    running {count(running)}   waiting {count(waiting)}   "
             f"done {count(summary.requests_done)}   failed {count(summary.requests_failed)}   "
             f"refused {count(summary.requests_rejected)}"
         ),

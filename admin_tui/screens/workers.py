@@ -113,13 +113,13 @@ def restart_question(worker: Worker) -> Question:
     running = worker.requests_running
     effects = [
         f"{worker.id} serves {worker.model} and is {worker.state.upper()}.",
-        f"{count(running)} requests are in flight on it; each ends with an error that its client may retry."
+        f"{count(running)} requests are in flight on it: they may finish first, up to the stop limit."
         if running
         else "Nothing is in flight on it.",
         "Until it is READY again, requests for its model are answered 503 with Retry-After.",
     ]
     if worker.state == "latched":
-        effects.append("The latch is cleared: it will be started again by itself after later exits.")
+        effects.append("The latch is cleared: after later exits it is started again by itself.")
     return Question(
         title=f"Restart {worker.id}?",
         effects=tuple(effects),
@@ -142,6 +142,7 @@ def detail_lines(worker: Worker, width: int, look: Look) -> list[Line]:
     pairs = [
         ("reason", worker.reason or ("-" if worker.state != "ready" else "steps advance")),
         ("last exit", worker.last_exit or "none"),
+        ("next start", "" if worker.retry_in_s is None else f"in {duration(worker.retry_in_s)}"),
         ("fix", worker.fix),
         (
             "loading",

@@ -28,8 +28,8 @@ def heading(snapshot: Snapshot, clock: Clock, width: int) -> Line:
             if len(part) + 2 <= room:
                 left.append(Cell(f"  {part}"))
                 room -= len(part) + 2
-        if who and len(who.name) + len(who.role) + 3 <= room:
-            right.append(Cell(f"  {who.name}@{who.role}"))
+        if who and len(who.name) + 2 <= room:
+            right.append(Cell(f"  {who.name}"))
     return [*left, Cell(" " * max(1, width - width_of(left) - width_of(right))), *right]
 
 

@@ -52,15 +52,14 @@ class Demo:
         self.model, self.folder = model, folder
         self.port, self.grpc_port = free_port(HTTP_PORT), free_port(GRPC_PORT)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.where = ["--state-dir", str(folder)]
-        self.run_dir = folder / "run"
-        if len(str(self.run_dir).encode()) > SOCKET_PATH_BYTES:
-            self.run_dir = Path(tempfile.gettempdir()) / f"bayard-demo-{os.getuid()}"
+        self.settings = folder / "bayard.toml"
+        self.where = ["--config", str(self.settings)]
         self.began_mono = time.monotonic()
 
     def run(self, once: bool) -> None:
         signal.signal(signal.SIGTERM, _as_interrupt)
         try:
+            self.settings.write_text(self.settings_text())
             with self.daemon() as daemon:
                 self.import_model()
                 key = self.key()
@@ -72,14 +71,24 @@ class Demo:
         except KeyboardInterrupt:
             print("\nstopped", flush=True)
 
+    def settings_text(self) -> str:
+        run_dir = self.folder / "run"
+        if len(str(run_dir).encode()) > SOCKET_PATH_BYTES:
+            run_dir = Path(tempfile.gettempdir()) / f"bayard-demo-{os.getuid()}"
+        return f"""# Written by `bayard demo`; each run writes it anew.
+state_dir = {json.dumps(str(self.folder))}
+run_dir = {json.dumps(str(run_dir))}
+http.port = {self.port}
+grpc.port = {self.grpc_port}
+"""
+
     # ------------------------------------------------------------ the daemon
 
     @contextmanager
     def daemon(self) -> Iterator[subprocess.Popen[bytes]]:
         log = self.folder / "daemon.log"
         say(f"starting the daemon on {self.url} (its log: {log})")
-        command = [sys.executable, "-m", "daemon.cli", "serve", *self.where, "--run-dir", str(self.run_dir)]
-        command += ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
+        command = [sys.executable, "-m", "daemon.cli", "serve", *self.where]
         with log.open("wb") as stream:
             # A session of its own: Ctrl-C reaches this process only, which then stops the daemon properly.
             process = subprocess.Popen(
@@ -117,7 +126,7 @@ class Demo:
         """Run one command and show it as an operator would type it. Raises: ConfigError if it fails."""
         if shown:
             print(f"    $ bayard {' '.join(arguments)}", flush=True)
-        command = [sys.executable, "-m", "daemon.cli", *arguments, *self.where, "--run-dir", str(self.run_dir)]
+        command = [sys.executable, "-m", "daemon.cli", *arguments, *self.where]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"`bayard {' '.join(arguments)}` ended with status {done.returncode}; see above.")
@@ -203,8 +212,6 @@ class Demo:
         body = json.dumps({"model": MODEL_NAME, "messages": [{"role": "user", "content": QUESTION}]})
         bayard = Path(sys.executable).with_name("bayard")
         console = f"{bayard} console {' '.join(self.where)}"
-        if self.run_dir != self.folder / "run":
-            console += f" --run-dir {self.run_dir}"
         print(
             f"""
 Bayard is serving.

@@ -26,12 +26,21 @@ def healthy() -> Answers:
             "requests_running": 3,
             "requests_waiting": 4,
             "started_at": ago(UP_S),
+            "reasons": [],
+            "plan_reason": "rule office",
+            "models": ["smollm2-135m"],
+            "http": "http://127.0.0.1:8080",
+            "grpc": "127.0.0.1:8081",
         },
-        "whoami": {"name": "ops", "role": "admin"},
+        "whoami": {"name": "ops@uds", "role": "admin"},
         "host": {
             "as_of": AS_OF,
             "cpu_model": "AMD EPYC 9V45",
+            "hostname": "bayard-01",
             "cpus": 2,
+            "cores": 2,
+            "isa_levels": ["avx2", "avx512"],
+            "notes": [],
             "memory_total_bytes": 24 * GIB,
             "memory_available_bytes": 17 * GIB,
             "cpu_used": 0.18,
@@ -52,8 +61,6 @@ def healthy() -> Answers:
         "metrics/summary": {
             "as_of": AS_OF,
             "window_s": 300.0,
-            "requests_running": 3,
-            "requests_waiting": 4,
             "requests_done": 1204,
             "requests_failed": 0,
             "requests_rejected": 3,
@@ -70,10 +77,12 @@ def healthy() -> Answers:
         },
         "schedule/timeline": {
             "as_of": AS_OF,
+            "date": "2026-09-15",
+            "timezone": "UTC",
             "items": [
-                {"plan": "throughput", "starts_at": ago(43_351), "ends_at": ago(21_751)},
-                {"plan": "latency", "starts_at": ago(21_751), "ends_at": ago(-21_449), "reason": "rule office"},
-                {"plan": "throughput", "starts_at": ago(-21_449), "ends_at": ago(-43_049)},
+                span("throughput", 43_351, 21_751, "default"),
+                span("latency", 21_751, -21_449, "rule office"),
+                span("throughput", -21_449, -43_049, "default"),
             ],
         },
         "events": {
@@ -122,25 +131,23 @@ def faulty() -> Answers:
     ]
     answers["models"]["items"] += [model("bge-m3", state="damaged", verified_at=None), model("qwen3-0.6b")]
     answers["accelerators"]["items"] = [
-        {
-            "id": "gpu0",
-            "vendor": "nvidia",
-            "name": "NVIDIA H200",
-            "state": "usable",
-            "utilisation_percent": 83.0,
-            "memory_total_bytes": 140 * GIB,
-            "memory_used_bytes": 137 * GIB,
-            "temperature_c": 71.0,
-            "power_w": 612.0,
-            "power_limit_w": 700.0,
-        },
-        {
-            "id": "gpu1",
-            "vendor": "nvidia",
-            "state": "driver_missing",
-            "reason": "no kernel driver is bound to 0000:41:00.0",
-            "fix": "install the NVIDIA driver, then restart the box",
-        },
+        device(
+            "nvidia0",
+            name="NVIDIA H200",
+            utilisation_percent=83.0,
+            memory_total_bytes=140 * GIB,
+            memory_used_bytes=137 * GIB,
+            temperature_c=71.0,
+            power_w=612.0,
+            power_limit_w=700.0,
+            ecc_uncorrected=0,
+        ),
+        device(
+            "nvidia1",
+            state="driver_missing",
+            reason="no kernel driver is bound to 0000:41:00.0",
+            fix="install the NVIDIA driver, then restart the box",
+        ),
     ]
     answers["events"]["items"] += [
         transition(3, 300, "bge-m3-0", "starting", "backoff", "signal 9 after 3.2 s"),
@@ -153,10 +160,12 @@ def empty() -> Answers:
     """Just installed: nothing imported, nothing planned."""
     answers = healthy()
     answers["status"] |= {"state": "serving", "plan": None, "workers_ready": 0, "workers_wanted": 0}
-    answers["status"] |= {"requests_running": 0, "requests_waiting": 0}
+    answers["status"] |= {"requests_running": 0, "requests_waiting": 0, "models": []}
     for path in ("workers", "models", "plans", "accelerators", "schedule/timeline", "events"):
         answers[path]["items"] = []
-    answers["metrics/summary"] = {"as_of": AS_OF, "window_s": 300.0, "requests_done": 0}
+    unmeasured = dict.fromkeys(answers["metrics/summary"]) | {"as_of": AS_OF, "window_s": 300.0}
+    counted = ("requests_done", "requests_failed", "requests_rejected", "prompt_tok_s", "output_tok_s")
+    answers["metrics/summary"] = unmeasured | dict.fromkeys(counted, 0)
     return answers
 
 
@@ -192,6 +201,22 @@ def worker(name: str, **changed: Any) -> dict[str, Any]:
         "log_tail": ["worker_starting model=smollm2-135m device=cpu threads=2", "worker_ready load_s=0.8"],
         "knobs": {"max_running": 8, "token_budget": 512, "prefill_chunk": 256, "prefix_cache": True},
         "kernels": {"linear": "cpu_avx512"},
+        "reason": "",
+        "fix": "",
+        "restarts": 0,
+        "retry_in_s": None,
+        "kv_pages_total": 1000,
+        "kv_pages_active": 710,
+        "kv_pages_cached": 220,
+        "page_tokens": 16,
+        "max_context_tokens": 8192,
+        "last_exit": None,
+        "log_path": "/var/lib/bayard/logs/smollm2-135m.log",
+        "load_stage": None,
+        "load_done_bytes": None,
+        "load_total_bytes": None,
+        "load_s": 0.8,
+        "notes": [],
     } | changed
 
 
@@ -206,19 +231,56 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
         "num_parameters": 134_515_008,
         "source_dtype": "Q4_1",
         "verified_at": ago(90_000),
+        "path": "/var/lib/bayard/models/smollm2-135m",
+        "linked": False,
+        "licence": "Apache-2.0",
+        "imported_at": ago(100_000),
+        "served": True,
+        "plans": ["latency", "throughput"],
+        "files": [{"path": "model.gguf", "size_bytes": 96 << 20, "sha256": "0" * 64}],
     } | changed
 
 
 def plan(name: str, *, active: bool, kv_tokens: int, memory_bytes: int) -> dict[str, Any]:
+    weights_bytes, runtime_bytes = 96 << 20, 120 << 20
+    kv_bytes = memory_bytes - weights_bytes - runtime_bytes
     part = {
         "model": "smollm2-135m",
         "device": "cpu",
         "memory_bytes": memory_bytes,
+        "memory_parts": [
+            {"name": "weights", "size_bytes": weights_bytes, "detail": "272 tensors"},
+            {"name": "KV pages", "size_bytes": kv_bytes, "detail": "fp32"},
+            {"name": "runtime", "size_bytes": runtime_bytes, "detail": "measured"},
+        ],
+        "context_tokens": 8192,
         "kv_tokens": kv_tokens,
         "decode_tok_s": 180.0,
-        "reasons": ["both cores: the model is alone on this box", "KV in fp32: it is small beside the weights"],
+        "batch_tok_s": 610.0,
+        "prefill_tok_s": 1400.0,
+        "first_token_s": 0.12,
+        "threads": 2,
+        "knobs": {"max_running": 8},
+        "reasons": ["threads 2: the model is alone on this box", "KV fp32: it is small beside the weights"],
     }
-    return {"name": name, "strategy": name, "active": active, "models": [part], "notes": ""}
+    times = {"created_at": ago(90_000), "updated_at": ago(90_000)}
+    return {"name": name, "strategy": name, "origin": "auto", "active": active, "models": [part], "notes": ""} | times
+
+
+def device(number_name: str, **changed: Any) -> dict[str, Any]:
+    unknown = ("name", "utilisation_percent", "memory_total_bytes", "memory_used_bytes", "temperature_c")
+    return {
+        **dict.fromkeys((*unknown, "power_w", "power_limit_w", "ecc_uncorrected")),
+        "id": number_name,
+        "vendor": "nvidia",
+        "state": "usable",
+        "reason": "",
+        "fix": "",
+    } | changed
+
+
+def span(name: str, began_ago_s: float, ended_ago_s: float, reason: str) -> dict[str, Any]:
+    return {"plan": name, "starts_at": ago(began_ago_s), "ends_at": ago(ended_ago_s), "reason": reason, "rule": None}
 
 
 def transition(
@@ -232,4 +294,5 @@ def transition(
         "from_state": from_state,
         "to_state": to_state,
         "reason": reason,
+        "fields": {},
     }

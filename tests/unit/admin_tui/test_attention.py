@@ -24,7 +24,7 @@ async def test_attention_when_faulty_lists_failures_first_with_fixes() -> None:
     assert [(f.severity, f.subject) for f in faults] == [
         (Severity.FAIL, "bge-m3-0"),
         (Severity.FAIL, "bge-m3"),
-        (Severity.WARN, "gpu1"),
+        (Severity.WARN, "nvidia1"),
         (Severity.WARN, "qwen3-0"),
     ]
     assert all(fault.fix for fault in faults)
