@@ -25,7 +25,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -52,9 +52,24 @@ class Implementation:
     name: str  # unique within the op; "reference", "cpu", "triton", ...
     priority: int  # higher is preferred
     requires: Callable[[OpQuery], str | None]  # None: usable; else why not, one plain sentence
-    run: Callable[..., Any]
+    run: Callable[..., Any]  # may be a Deferred, which select resolves
     pack: Callable[[Any], Any] | None = None  # linear and embedding: the weight in the form run wants
     detail: str = ""  # for people: instruction set, tile form
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A function whose module is imported when it is first needed: compilers are large, and most hosts need none."""
+
+    module: str
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.resolve()(*arguments)
+
+    def resolve(self) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(self.module), self.name)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,7 @@ def select(op: str, query: OpQuery) -> Implementation:
     """The best usable implementation. Raises LookupError for an unknown op only: the reference takes any query."""
     for impl in implementations(op):
         if impl.requires(query) is None:
-            return impl
+            return replace(impl, run=impl.run.resolve()) if isinstance(impl.run, Deferred) else impl
     raise LookupError(f"no implementation of {op} takes {query}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable
 
-from engine.kernels.registry import Implementation, OpQuery
+from engine.kernels.registry import Deferred, Implementation, OpQuery
 
 PRIORITY = 50
 GPU_DEVICES = ("cuda", "xpu", "npu", "musa", "mlu", "gcu")
@@ -14,7 +14,6 @@ GPU_DEVICES = ("cuda", "xpu", "npu", "musa", "mlu", "gcu")
 def implementations() -> Iterable[Implementation]:
     if importlib.util.find_spec("triton") is None:
         return
-    from engine.kernels.triton import attention, norms, rope_kv
 
     def on_gpu(query: OpQuery) -> str | None:
         if query.device not in GPU_DEVICES:
@@ -28,12 +27,12 @@ def implementations() -> Iterable[Implementation]:
             return f"head_dim is {query.head_dim}; the kernel holds up to 256"
         return on_gpu(query)
 
-    def offer(op: str, requires: Callable[[OpQuery], str | None], run: Callable[..., object]) -> Implementation:
-        return Implementation(op, "triton", PRIORITY, requires, run)
+    def offer(op: str, requires: Callable[[OpQuery], str | None], module: str) -> Implementation:
+        return Implementation(op, "triton", PRIORITY, requires, Deferred(f"engine.kernels.triton.{module}", op))
 
-    yield offer("rms_norm", on_gpu, norms.rms_norm)
-    yield offer("add_rms_norm", on_gpu, norms.add_rms_norm)
-    yield offer("silu_mul", on_gpu, norms.silu_mul)
-    yield offer("rope", on_gpu, rope_kv.rope)
-    yield offer("kv_write", for_pages, rope_kv.kv_write)
-    yield offer("paged_attention", for_pages, attention.paged_attention)
+    yield offer("rms_norm", on_gpu, "norms")
+    yield offer("add_rms_norm", on_gpu, "norms")
+    yield offer("silu_mul", on_gpu, "norms")
+    yield offer("rope", on_gpu, "rope_kv")
+    yield offer("kv_write", for_pages, "rope_kv")
+    yield offer("paged_attention", for_pages, "attention")

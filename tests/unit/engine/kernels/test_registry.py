@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +27,8 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Impleme
         return object() if name in modules else None
 
     def load(name: str) -> Any:
+        if name not in modules:
+            return importlib.import_module(name)
         return SimpleNamespace(implementations=lambda: modules[name])
 
     monkeypatch.setattr(
@@ -61,6 +67,28 @@ def test_select_prefers_priority_among_usable(backends: dict[str, list[Implement
         ("reference", None),
     ]
     assert why("linear", QUERY) == "good (good detail); not best: needs AVX-512"
+
+
+def test_deferred_function_is_imported_by_the_choice_alone(backends: dict[str, list[Implementation]]) -> None:
+    backends["plain"] = [made("reference", 0)]
+    absent, present = registry.Deferred("no_such_module", "f"), registry.Deferred("math", "sqrt")
+    backends["fast"] = [
+        Implementation("linear", "unusable", 20, lambda query: "needs a GPU", absent),
+        Implementation("linear", "usable", 10, lambda query: None, present),
+    ]
+    chosen = select("linear", QUERY)
+    assert chosen.run is math.sqrt
+    assert present(4.0) == 2.0
+
+
+def test_choosing_for_the_cpu_never_imports_the_triton_compiler() -> None:
+    code = (
+        "import sys; from engine.kernels.registry import OPS, OpQuery, explain, select\n"
+        "for op in OPS: select(op, OpQuery('cpu', 'float32', 'F32')), explain(op, OpQuery('cpu', 'float32', 'F32'))\n"
+        "assert 'triton' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_absent_backend_is_a_reason_not_an_error(backends: dict[str, list[Implementation]]) -> None:
