@@ -16,6 +16,7 @@ from engine.layers.ops import Ops
 from engine.layers.rope import rope_table
 from engine.layers.weight import Weight, half_style_rows, take_rows
 from engine.models.checkpoint import MappedCheckpoint
+from engine.models.recorded import RecordedStep, can_record
 from engine.quant.quant_tensor import QuantTensor
 from engine.spec.families import family_of
 from engine.spec.model_spec import AttentionSpec, CheckpointFormat, LayerSpec, ModelSpec, RopeSpec
@@ -61,6 +62,7 @@ class Decoder:
         del self._checkpoint
         self.kernels = self.ops.kernels
         self.notes = self.ops.notes()
+        self._recorded = RecordedStep(self) if can_record(self) else None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -69,6 +71,8 @@ class Decoder:
         Shapes: -> [R, vocab] float32, the rows batch.logit_rows asks for
         Mutates: the KV pages of the new tokens
         """
+        if self._recorded is not None:
+            return self._recorded.forward(batch)
         ops, eps = self.ops, self.spec.norm_eps
         residual = self.embed(batch.token_ids, self.dtype)
         x = ops.rms_norm(residual, self.layers[0].attn_norm, eps)

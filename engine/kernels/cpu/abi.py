@@ -11,7 +11,9 @@ INTEGER_KINDS = frozenset(KINDS[3:])
 EXACT, INT8 = 0, 1
 PLAIN, RMS_NORM, SILU_MUL, GELU_MUL = range(4)
 NO_SLOT, LOGITS = -1, -2
-(OP_EMBEDDING, OP_LINEAR, OP_NORM, OP_ADD, OP_ROPE_KV, OP_ATTENTION, OP_GATHER, OP_GATE_MUL, OP_SCALE, OP_SOFTCAP) = range(10)
+(OP_EMBEDDING, OP_LINEAR, OP_NORM, OP_ADD, OP_ROPE_KV, OP_ATTENTION, OP_GATHER, OP_GATE_MUL, OP_SCALE, OP_SOFTCAP) = (
+    range(10)
+)
 UNKNOWN_ISA, ISA_UNAVAILABLE, NO_MEMORY = 1, 2, 5
 
 
@@ -70,6 +72,7 @@ class Op(Structure):
         ("linear", Linear),
         ("weight", Weight),
         ("weight_row_bytes", c_int64),
+        ("out_column", c_int64),
         ("norm_weight", c_void_p),
         ("norm_weight_k", c_void_p),
         ("cos_sin", c_void_p),

@@ -154,6 +154,7 @@ typedef struct BayardOp {
   BayardLinear linear;
   BayardWeight weight;           // EMBEDDING: packed is the table's first row
   int64_t weight_row_bytes;      // EMBEDDING
+  int64_t out_column;            // LINEAR: first column of out that is written
   const float* norm_weight;      // NORM; ROPE_KV: of each q head, or null
   const float* norm_weight_k;    // ROPE_KV: of each k head, or null
   const float* cos_sin;          // ROPE_KV, or null

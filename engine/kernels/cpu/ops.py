@@ -79,7 +79,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(rows.shape, dtype=torch.float32)
     scale = _rows(weight)
     code = load().bayard_rms_norm(
-        rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1], scale.data_ptr(), eps, out.data_ptr(), out.stride(0)
+        rows.data_ptr(),
+        rows.stride(0),
+        rows.shape[0],
+        rows.shape[1],
+        scale.data_ptr(),
+        eps,
+        out.data_ptr(),
+        out.stride(0),
     )
     check(code, "rms_norm")
     return out.view(x.shape)
@@ -240,7 +247,5 @@ def argmax(logits: Tensor) -> Tensor:
     """
     rows = _matrix(logits)
     out = torch.empty(rows.shape[0], dtype=torch.int64)
-    check(
-        load().bayard_argmax(rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1], out.data_ptr()), "argmax"
-    )
+    check(load().bayard_argmax(rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1], out.data_ptr()), "argmax")
     return out

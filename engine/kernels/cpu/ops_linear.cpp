@@ -91,6 +91,7 @@ int64_t linear_shared_bytes(const BayardLinear& op, int64_t m) { return m * prep
 void run_linear(Team& team, const BayardLinear& op, Rows x, const Rows* residual, Rows out, uint8_t* shared) {
   const BayardWeight& w = *op.weight;
   const int64_t m = x.count, row_bytes = prepared_row_bytes(op);
+  if (m == 0) return;
   const bool own = m == 1 || m * w.k <= kOwnElements || team.size() == 1;
   const int64_t row_floats = (w.k + kBlock) * 4;
   uint8_t* mine = team.scratch(row_floats + 64 + (own ? m * row_bytes : 0));

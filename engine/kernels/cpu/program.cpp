@@ -27,7 +27,7 @@ Needs needs(const BayardOp& op) {
     case BAYARD_OP_EMBEDDING: return {0, op.weight.k};
     case BAYARD_OP_LINEAR: {
       const bool gated = op.linear.prepare == BAYARD_SILU_MUL || op.linear.prepare == BAYARD_GELU_MUL;
-      return {op.weight.k * (gated ? 2 : 1), op.weight.n};
+      return {op.weight.k * (gated ? 2 : 1), op.out_column + op.weight.n};
     }
     case BAYARD_OP_ROPE_KV: return {qkv, 0};
     case BAYARD_OP_ATTENTION: return {qkv, static_cast<int64_t>(a.heads) * a.head_dim};
@@ -46,6 +46,7 @@ int Program::create(const int64_t* widths, int64_t slots, const BayardOp* ops, i
     if (op.code != BAYARD_OP_EMBEDDING && !slot_ok(op.in, slots)) return BAYARD_BAD_OP;
     if (op.code != BAYARD_OP_ROPE_KV && !slot_ok(op.out, slots)) return BAYARD_BAD_OP;
     if (op.residual != BAYARD_NO_SLOT && !slot_ok(op.residual, slots)) return BAYARD_BAD_OP;
+    if (op.out_column < 0) return BAYARD_BAD_SHAPE;
     if (op.code == BAYARD_OP_ADD && op.residual == BAYARD_NO_SLOT) return BAYARD_BAD_OP;
     const Needs n = needs(op);
     if (n.in > 0 && op.in >= 0 && widths[op.in] < n.in) return BAYARD_BAD_SHAPE;
@@ -156,8 +157,10 @@ void Program::one(Team& team, const BayardOp& op, const BayardStep& step) {
       run_embedding(team, op.weight, op.weight_row_bytes, step.token_ids, out());
       break;
     case BAYARD_OP_LINEAR: {
-      const Rows add = op.residual == BAYARD_NO_SLOT ? Rows{} : rows(op.residual, op.rows, step);
-      run_linear(team, op.linear, in(), op.residual == BAYARD_NO_SLOT ? nullptr : &add, out(), align(shared_.data()));
+      Rows add = op.residual == BAYARD_NO_SLOT ? Rows{} : rows(op.residual, op.rows, step), to = out();
+      to.at += op.out_column;
+      add.at += op.residual == BAYARD_NO_SLOT ? 0 : op.out_column;
+      run_linear(team, op.linear, in(), op.residual == BAYARD_NO_SLOT ? nullptr : &add, to, align(shared_.data()));
       break;
     }
     case BAYARD_OP_NORM:

@@ -1,0 +1,138 @@
+"""A decoder's whole step as one program of the CPU library, where that library computes all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+from engine.kernels.cpu import abi
+from engine.kernels.cpu import ops as cpu_ops
+from engine.kernels.cpu.program import LOGIT_ROWS, LOGITS, Program, ProgramBuilder
+from engine.kernels.cpu.weights import PackedWeight, RowTable
+from engine.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from engine.models.decoder import Decoder, DecoderLayer
+
+# What a part runs -> whether it is the int8 form.
+_LINEAR: dict[Callable[..., Tensor], bool] = {cpu_ops.linear_exact: False, cpu_ops.linear_int8: True}
+
+
+class RecordedStep:
+    """Runs steps of the decoder it was recorded from. Owner: that decoder, whose weights it points at.
+
+    layer_groups is part of the recording; another one is recorded anew, which takes a millisecond.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._program: Program | None = None
+        self._layer_groups: tuple[int, ...] = ()
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """-> logits [R, vocab] float32. Mutates: the KV pages of the new tokens"""
+        layer_groups = tuple(batch.layer_groups)
+        if self._program is None or layer_groups != self._layer_groups:
+            self._program = record(self._decoder, layer_groups)
+            self._layer_groups = layer_groups
+        logits = torch.empty(batch.logit_rows.shape[0], self._decoder.head.out_features, dtype=torch.float32)
+        self._program.run(batch, logits)
+        return logits
+
+
+def can_record(decoder: Decoder) -> bool:
+    """Whether every op of the decoder runs in the CPU library."""
+    ops = decoder.ops
+    plain = (
+        ops.rms_norm is cpu_ops.rms_norm,
+        ops.add_rms_norm is cpu_ops.add_rms_norm,
+        ops.rope is cpu_ops.rope,
+        ops.silu_mul is cpu_ops.silu_mul,
+        ops.kv_write is cpu_ops.kv_write,
+        ops.paged_attention is cpu_ops.paged_attention,
+        decoder.embed.run is cpu_ops.embedding,
+    )
+    linears = [decoder.head]
+    for layer in decoder.layers:
+        linears += [layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down]
+    return all(plain) and all(part.run in _LINEAR for linear in linears for part in linear.parts)
+
+
+def record(decoder: Decoder, layer_groups: tuple[int, ...]) -> Program:
+    """The pre-norm step: each norm is part of the projection that reads it, each sum of the one that writes it."""
+    b = ProgramBuilder()
+    eps = decoder.spec.norm_eps
+    hidden = b.slot(decoder.spec.hidden_size)
+    wanted = b.slot(decoder.spec.hidden_size)
+    qkv = b.slot(max(layer.attention.qkv.out_features for layer in decoder.layers))
+    mixed = b.slot(max(s.attention.num_heads * s.attention.head_dim for s in decoder.spec.layers))
+    gate_up = b.slot(max(layer.mlp.gate_up.out_features for layer in decoder.layers))
+    table = decoder.embed.packed
+    assert isinstance(table, RowTable)
+    b.embedding(table, out=hidden)
+    for index, layer in enumerate(decoder.layers):
+        _linear(b, layer.attention.qkv, src=hidden, out=qkv, norm=layer.attn_norm, eps=eps)
+        _attention(b, layer, qkv=qkv, out=mixed, layer_index=index, group=layer_groups[index])
+        _linear(b, layer.attention.o, src=mixed, out=hidden, residual=hidden)
+        _linear(b, layer.mlp.gate_up, src=hidden, out=gate_up, norm=layer.mlp_norm, eps=eps)
+        _linear(b, layer.mlp.down, src=gate_up, out=hidden, residual=hidden, gated=True)
+    b.gather(src=hidden, out=wanted)
+    _linear(b, decoder.head, src=wanted, out=LOGITS, norm=decoder.final_norm, eps=eps, rows=LOGIT_ROWS)
+    return b.build()
+
+
+def _linear(
+    b: ProgramBuilder,
+    linear: Linear,
+    *,
+    src: int,
+    out: int,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    residual: int = abi.NO_SLOT,
+    gated: bool = False,
+    rows: int = 0,
+) -> None:
+    column = 0
+    for part in linear.parts:
+        weight = part.packed
+        assert isinstance(weight, PackedWeight)
+        b.linear(
+            weight,
+            part.bias,
+            src=src,
+            out=out,
+            int8=_LINEAR[part.run],
+            prepare=abi.RMS_NORM if norm is not None else abi.SILU_MUL if gated else abi.PLAIN,
+            norm_weight=norm,
+            eps=eps,
+            residual=residual,
+            rows=rows,
+            out_column=column,
+        )
+        column += weight.shape[0]
+
+
+def _attention(b: ProgramBuilder, layer: DecoderLayer, *, qkv: int, out: int, layer_index: int, group: int) -> None:
+    attention = layer.attention
+    spec = attention.spec
+    b.attention(
+        qkv=qkv,
+        out=out,
+        layer=layer_index,
+        group=group,
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        cos_sin=attention.cos_sin,
+        window_tokens=spec.window_tokens,
+        softcap=spec.softcap,
+        q_norm=attention.q_norm,
+        k_norm=attention.k_norm,
+        eps=attention.norm_eps,
+    )
