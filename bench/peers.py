@@ -19,36 +19,28 @@ from engine.errors import BayardError
 
 PEER_LIMIT_S = 600
 HIGHER_IS_BETTER = ("prefill_tok_s", "decode_tok_s", "streams8_decode_tok_s")
-MODULES = {"llamacpp": "llama_cpp", "transformers": "transformers"}
 
 Line = dict[str, object]
 
 
 def peer_figures(peer: str, path: Path, threads: int, pythons: list[str]) -> Line:
-    """A peer's line, measured by the first interpreter that has it; with "skipped" when none has."""
+    """A peer's line, measured by the first interpreter in which it works; with "skipped" when there is none."""
     reasons = []
     for python in pythons:
-        wanted = f"import {MODULES[peer]}" + ("; import torch" if peer == "transformers" else "")
-        try:
-            found = subprocess.run([python, "-c", wanted], capture_output=True, text=True, timeout=120)
-        except OSError as error:
-            reasons.append(f"{python}: {error.strerror}")
-            continue
-        if found.returncode:
-            reasons.append(f"{python}: {found.stderr.strip().splitlines()[-1]}")
-            continue
         script = Path(__file__).with_name("peer_process.py")
         command = [python, str(script), peer, str(path), str(threads)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_LIMIT_S)
+        except OSError as error:
+            reasons.append(f"{python}: {error.strerror}")
         except subprocess.TimeoutExpired:
-            return {"peer": peer, "threads": threads, "skipped": f"took more than {PEER_LIMIT_S} s"}
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            return {"peer": peer, "threads": threads, "skipped": f"exit status {done.returncode}: {last}"}
-        line: Line = json.loads(done.stdout.strip().splitlines()[-1])
-        return line
-    return {"peer": peer, "threads": threads, "skipped": "not installed: " + "; ".join(reasons)}
+            reasons.append(f"{python}: took more than {PEER_LIMIT_S} s")
+        else:
+            if not done.returncode:
+                line: Line = json.loads(done.stdout.strip().splitlines()[-1])
+                return line
+            reasons.append(f"{python}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return {"peer": peer, "threads": threads, "skipped": "; ".join(reasons)}
 
 
 def our_figures(path: Path, threads: int, activation: str) -> Line:

@@ -19,7 +19,7 @@ Line = dict[str, Any]
 HEAD = """# Performance
 
 Measured, with the machine and the commit beside each table. Absolute times hold for their machine only; on a shared
-machine only the ratios within one table do. This page is written by `make perf-doc` from `bench/results/`.
+machine only the ratios within one table do. This page is written from `bench/results/` by `python -m bench.report`.
 """
 
 

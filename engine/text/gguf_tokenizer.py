@@ -91,6 +91,7 @@ def parts_from_gguf(metadata: Mapping[str, object], *, architecture: str, source
         suffix_ids=(cast(int, eos),) if add_eos else (),
         bos_token_id=bos,
         stop_token_ids=stop_ids((eos, *turn_ends), tuple(specials)),
+        unknown_token_id=next((n for n, t in enumerate(types) if t == _UNKNOWN), None) if kind == "llama" else None,
         strips_leading_space=compact is Spelling.SENTENCEPIECE
         and reader.flag("tokenizer.ggml.add_space_prefix", default=True),
         templates=templates,

@@ -65,6 +65,7 @@ def parts_from_folder(folder: Path, *, eos_token_ids: tuple[int, ...]) -> Tokeni
         suffix_ids=suffix,
         bos_token_id=bos,
         stop_token_ids=stop_ids((eos, *eos_token_ids, *more_eos), tuple(specials)),
+        unknown_token_id=None if spelling is Spelling.BYTE_LEVEL else _unknown(described["model"], ids),
         strips_leading_space=strips,
         templates=templates,
         special_names=names,
@@ -100,6 +101,12 @@ def _names(config: Mapping[str, Any]) -> dict[str, str]:
     named = {name: config.get(name) for name in _NAMED}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _unknown(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
+    """The id a model gives to what it cannot spell: named by its text, or by its place in a scored vocabulary."""
+    place = model.get("unk_id")
+    return place if isinstance(place, int) else ids.get(model.get("unk_token") or "")
 
 
 def _tokens(path: Path, described: Mapping[str, Any]) -> list[str | None]:

@@ -23,6 +23,7 @@ class TextPipeline:
         self._parts = parts
         secret = str(secrets.randbelow(9 * 10**_SECRET_DIGITS) + 10**_SECRET_DIGITS)
         self._specials = SpecialTokens(parts.specials, opening=f"1{secret}", closing=f"2{secret}")
+        self._forbidden = self._specials.ids - {parts.unknown_token_id}  # never from plain text
         self._chat = ChatTemplate(parts.templates, parts.special_names, self._specials)
         self.stop_token_ids: tuple[int, ...] = parts.stop_token_ids
         self.bos_token_id: int | None = parts.bos_token_id
@@ -90,14 +91,14 @@ class TextPipeline:
 
     def _encode_plain(self, tokenizer: Tokenizer, text: str) -> list[int]:
         ids = _encode(tokenizer, text)
-        if self._specials.ids.isdisjoint(ids):
+        if self._forbidden.isdisjoint(ids):
             return ids
         # The vocabulary itself spells a special token out of plain text: cut it, finer until it does not.
         for pieces in (self._specials.broken(text), list(text)):
             ids = [
                 n for i, piece in enumerate(pieces) for n in _encode(tokenizer if i == 0 else self._parts.tail, piece)
             ]
-            if self._specials.ids.isdisjoint(ids):
+            if self._forbidden.isdisjoint(ids):
                 return ids
         raise InvalidParameter("The text holds a character that only a special token of this model can spell.")
 

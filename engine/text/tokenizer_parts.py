@@ -23,6 +23,9 @@ class TokenizerParts:
     suffix_ids: tuple[int, ...]
     bos_token_id: int | None
     stop_token_ids: tuple[int, ...]
+    unknown_token_id: (
+        int | None
+    )  # what plain text gives where the vocabulary cannot spell it; None: such text is dropped
     strips_leading_space: bool  # the first token's space is an artefact of the vocabulary
     templates: Mapping[str, str]  # chat templates by name; "default" and perhaps "tool_use"
     special_names: Mapping[str, str]  # what templates call them: bos_token, eos_token, ...
