@@ -123,10 +123,10 @@ class PlanController:
         """Compare desired with actual and take the cheapest step towards it. Never raises: it is a task's border."""
         async with self._turn:
             try:
-                await self._reconcile()
-                self._note_problem(None)
+                problems = await self._reconcile()
+                self._note_problem("; ".join(problems) or None)
             except BayardError as error:
-                self._note_problem(f"{error.message} {error.hint}".strip())
+                self._note_problem(_told(error))
             except Exception as error:  # the border of the ticker's task; the next tick tries again
                 log.exception("reconcile_failed", cause=cause)
                 self._note_problem(f"{type(error).__name__}: {error}")
@@ -186,7 +186,8 @@ class PlanController:
         found = day_of(self._rules.all(), day, zone, self._plans.default(), self._rules.override())
         return [Segment(begin, end, d.plan, d.reason, d.rule) for begin, end, d in found]
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self) -> list[str]:
+        """What kept single workers from being as wanted; none of them holds up the others."""
         decision, plan = await asyncio.to_thread(self._desired)
         self._announce(decision)
         desired = {} if plan is None else {p.model: worker_config(p) for p in plan.profiles}
@@ -196,11 +197,16 @@ class PlanController:
             if name not in desired:
                 moves += 1
                 self._leave(name, f"plan {decision.plan} does not load it" if decision.plan else decision.reason)
+        problems = []
         for name, config in desired.items():
-            moves += await self._bring(name, config, views.get(name), decision)
+            try:
+                moves += await self._bring(name, config, views.get(name), decision)
+            except BayardError as error:
+                problems.append(_told(error))
         self._converged = moves == 0 and all(
             name in views and views[name].state is WorkerState.READY for name in desired
         )
+        return problems
 
     def _desired(self) -> tuple[Decision, SavedPlan | None]:
         decision = plan_at(
@@ -286,6 +292,10 @@ def activate(plans: Plans, rules: Rules, name: str, for_s: float | None, by: str
         rules.release(by)
     else:
         rules.set_override(name, for_s, reason, by)
+
+
+def _told(error: BayardError) -> str:
+    return f"{error.message} {error.hint}".strip()
 
 
 def _spelled(knobs: Knobs) -> str:
