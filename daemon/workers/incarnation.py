@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LAST_WORDS_S = 0.05  # for a WorkerFailed that is still in the socket when the exit is seen
+STOP_SEND_S = 0.5
 TERM_S = 3.0
 KILL_S = 10.0
 BUSY_CORE_SHARE = 0.05  # of one core; less is no computing
@@ -179,12 +180,13 @@ class Incarnation:
         return last_lines(self.log_path)
 
     async def _end_process(self, process: WorkerProcess, gently: bool) -> ExitInfo | None:
+        if gently and self.ready is not None and not process.exited.done():  # one that loads reads no messages yet
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.client.stop(), STOP_SEND_S)
+            await _ended_within(process, TERM_S)
         if gently and not process.exited.done():
-            with contextlib.suppress(TimeoutError):  # a worker that never connected takes no message
-                await asyncio.wait_for(self.client.stop(), 0.5)
-            if not await _ended_within(process, TERM_S):
-                process.send(signal.SIGTERM)
-                await _ended_within(process, TERM_S)
+            process.send(signal.SIGTERM)
+            await _ended_within(process, TERM_S)
         if not process.exited.done():
             process.send(signal.SIGKILL)
             if not await _ended_within(process, KILL_S):

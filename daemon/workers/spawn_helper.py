@@ -26,6 +26,7 @@ from daemon.workers.worker_log import WorkerLog
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MESSAGE_BYTES = 128 << 10
 
 
@@ -47,7 +48,7 @@ class SpawnHelper:
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)  # the daemon decides when workers end
         self._selector.register(channel, selectors.EVENT_READ, self._on_command)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_signal)
@@ -85,6 +86,8 @@ class SpawnHelper:
 
         def in_child() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            for number in IGNORED:  # being ignored would pass on to the worker
+                signal.signal(number, signal.SIG_DFL)
             if os.getppid() != helper_pid:  # the helper died between fork and prctl
                 os._exit(1)
 

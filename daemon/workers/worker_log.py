@@ -43,7 +43,8 @@ class WorkerLog:
 
     def _drop_older_half(self) -> None:
         assert self._fd is not None
-        kept = os.pread(self._fd, self._limit_bytes // 2 - len(MARK), max(0, self._size - self._limit_bytes // 2))
+        keep_bytes = self._limit_bytes // 2 - len(MARK)
+        kept = os.pread(self._fd, keep_bytes, max(0, self._size - keep_bytes))
         kept = MARK + kept[kept.find(b"\n") + 1 :]
         os.pwrite(self._fd, kept, 0)
         os.ftruncate(self._fd, len(kept))
