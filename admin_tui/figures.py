@@ -11,6 +11,11 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
+def rate(value: float | None) -> str:
+    """A figure a second: with a decimal where that matters."""
+    return f"{value:.1f}" if value is not None and 0 < value < 10 else count(value)
+
+
 def size(value_bytes: int | None) -> str:
     if value_bytes is None:
         return UNKNOWN

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 from rich.text import Text
+
+NAME_CELLS = 12
+_measure = Console(width=80, no_color=True)  # Rich breaks lines by a console's rules; nothing is printed to this one
 
 
 class Tone(StrEnum):
@@ -76,6 +80,16 @@ class Look:
         if have > width:
             return set_cell_size(text, width - 1) + self.more if width > 0 else ""
         return " " * (width - have) + text if right else text + " " * (width - have)
+
+
+def named(name: str, text: str, width: int, tone: Tone = Tone.PLAIN) -> list[Line]:
+    """A name and its text beside it, broken at words; long words are cut where they have to be."""
+    room = max(10, width - NAME_CELLS)
+    pieces = [piece.plain for piece in Text(text).wrap(_measure, room)] or [""]
+    return [
+        [Cell(f"{name if number == 0 else '':<{NAME_CELLS}}", Tone.DIM), Cell(piece.rstrip(), tone)]
+        for number, piece in enumerate(pieces)
+    ]
 
 
 def plain(text: str) -> list[Cell]:

@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "Run the daemon in the foreground.",
     "status": "What is running, at a glance.",
     "models": "Import, list, verify and delete models.",
+    "workers": "The processes that run the models: list, restart.",
     "plan": "What a model would need here and how fast it would be; saved plans.",
     "schedule": "Which plan runs when.",
     "calibrate": "Measure what this machine really does.",

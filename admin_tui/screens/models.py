@@ -18,7 +18,7 @@ from admin_tui.answers import Host, Model, Models, Plan, PlannedModel, Plans, Wo
 from admin_tui.feed import Snapshot
 from admin_tui.figures import UNKNOWN, count, millis, size
 from admin_tui.grid import Column, Row
-from admin_tui.look import Cell, Line, Look, Tone, plain
+from admin_tui.look import Cell, Line, Tone, named, plain
 from admin_tui.screens.confirm import Question
 from admin_tui.screens.console_screen import ConsoleScreen
 from admin_tui.screens.panels import panel_of
@@ -86,7 +86,7 @@ class ModelsScreen(ConsoleScreen):
         if plan is not None:
             host = snapshot.get(Host)
             total_bytes = host.memory_total_bytes if host else None
-            panel.show(f"PLAN {plan.name}", lambda width, look: plan_lines(plan, total_bytes, width, look))
+            panel.show(f"PLAN {plan.name}", lambda width, _: plan_lines(plan, total_bytes, width))
 
     def selected(self, snapshot: Snapshot) -> Plan | None:
         answer, key = snapshot.get(Plans), self.query_one("#plans-table", LiveTable).selected
@@ -159,14 +159,14 @@ def plan_row(plan: Plan) -> Row:
     )
 
 
-def plan_lines(plan: Plan, total_bytes: int | None, width: int, look: Look) -> list[Line]:
-    shown: list[Line] = [line for part in plan.models for line in part_lines(part, total_bytes, width, look)]
+def plan_lines(plan: Plan, total_bytes: int | None, width: int) -> list[Line]:
+    shown: list[Line] = [line for part in plan.models for line in part_lines(part, total_bytes, width)]
     if plan.notes:
-        shown.append([Cell(f"{'note':<12}", Tone.DIM), Cell(look.fit(plan.notes, width - 12))])
+        shown += named("note", plan.notes, width)
     return shown or [plain("it names no model")]
 
 
-def part_lines(part: PlannedModel, total_bytes: int | None, width: int, look: Look) -> list[Line]:
+def part_lines(part: PlannedModel, total_bytes: int | None, width: int) -> list[Line]:
     bar, legend = memory_bar(part, total_bytes if part.device == "cpu" else None, width - 12)
     texts = [
         ("memory", bar),
@@ -181,7 +181,7 @@ def part_lines(part: PlannedModel, total_bytes: int | None, width: int, look: Lo
     ]
     shown: list[Line] = [[Cell(f"{part.model} ", Tone.STRONG), Cell(f"on {part.device or UNKNOWN}")]]
     for name, text in texts:
-        shown.append([Cell(f"{name:<12}", Tone.DIM), Cell(look.fit(text, width - 12))])
+        shown += named(name, text, width)
     return shown
 
 

@@ -16,7 +16,7 @@ from admin_tui.attention import HEALTHY_DEVICE, Fault, Severity, attention_from
 from admin_tui.clock import Clock
 from admin_tui.daybar import daybar
 from admin_tui.feed import Snapshot
-from admin_tui.figures import UNKNOWN, count, duration, millis, percent, size_pair
+from admin_tui.figures import UNKNOWN, count, duration, millis, percent, rate, size_pair
 from admin_tui.grid import Column, Row, lines
 from admin_tui.look import Cell, Line, Look, Tone, plain
 from admin_tui.screens.console_screen import ConsoleScreen
@@ -119,7 +119,7 @@ def serving_lines(summary: Summary, status: Status | None) -> list[Line]:
             f"done {count(summary.requests_done)}   failed {count(summary.requests_failed)}   "
             f"refused {count(summary.requests_rejected)}"
         ),
-        plain(f"tokens/s    in {count(summary.prompt_tok_s)}    out {count(summary.output_tok_s)}"),
+        plain(f"tokens/s    in {rate(summary.prompt_tok_s)}    out {rate(summary.output_tok_s)}"),
         plain(
             f"first token p50 {millis(summary.ttft_p50_s)}   p95 {millis(summary.ttft_p95_s)}      "
             f"between tokens p50 {millis(summary.itl_p50_s)}   p95 {millis(summary.itl_p95_s)}"

@@ -17,7 +17,12 @@ def transition_lines(items: Sequence[Transition], clock: Clock, width: int, look
 
 
 def transition_text(item: Transition, clock: Clock, *, subject: bool = True) -> str:
-    states = [state.upper() for state in (item.from_state, item.to_state) if state]
-    what = " -> ".join(states) if states else item.kind
-    who = f"{item.subject}  " if subject and item.subject else ""
+    states = [state.upper() if item.kind == "worker" else state for state in (item.from_state, item.to_state) if state]
+    what = " -> ".join(dict.fromkeys(states))
+    if not subject:
+        who = ""
+    elif item.kind in ("worker", "appliance"):
+        who = f"{item.subject}  "
+    else:
+        who = f"{item.kind}  " if item.subject in states else f"{item.kind} {item.subject}  "
     return f"{clock.local(item.at):%H:%M:%S}  {who}{what}  {item.reason}".rstrip()

@@ -18,7 +18,7 @@ from admin_tui.clock import Clock
 from admin_tui.feed import Snapshot
 from admin_tui.figures import count, duration, size_pair
 from admin_tui.grid import Column
-from admin_tui.look import Cell, Line, Look, Tone, plain
+from admin_tui.look import Cell, Line, Look, Tone, named, plain
 from admin_tui.screens.confirm import Question
 from admin_tui.screens.console_screen import ConsoleScreen
 from admin_tui.screens.panels import panel_of
@@ -83,13 +83,14 @@ class WorkersScreen(ConsoleScreen):
             return
         held_s = (answer.as_of - worker.since).total_seconds()
         title = f"{worker.id} {worker.model}   {worker.state.upper()} for {duration(held_s)}"
-        self.query_one("#worker", Panel).show(title, lambda width, look: detail_lines(worker, width, look))
+        self.query_one("#worker", Panel).show(title, lambda width, _: detail_lines(worker, width))
         items = [item for item in events.items if item.subject == worker.id] if events else []
         self.query_one("#history", Panel).show(
             "STATE HISTORY", lambda width, look: history_lines(items, clock, width, look)
         )
         self.query_one("#log", Panel).show(
-            f"LOG of {worker.id}, its last lines", lambda width, look: log_lines(worker, width, look)
+            f"LOG of {worker.id}, last lines of its last failed start",
+            lambda width, look: log_lines(worker, width, look),
         )
 
     def selected(self, snapshot: Snapshot) -> Worker | None:
@@ -138,7 +139,7 @@ def empty_lines(workers: Workers) -> list[Line]:
     ]
 
 
-def detail_lines(worker: Worker, width: int, look: Look) -> list[Line]:
+def detail_lines(worker: Worker, width: int) -> list[Line]:
     pairs = [
         ("reason", worker.reason or ("-" if worker.state != "ready" else "steps advance")),
         ("last exit", worker.last_exit or "none"),
@@ -156,8 +157,7 @@ def detail_lines(worker: Worker, width: int, look: Look) -> list[Line]:
     shown: list[Line] = []
     for name, text in pairs:
         if text:
-            tone = TONES.get(worker.state, Tone.PLAIN) if name == "reason" else Tone.PLAIN
-            shown.append([Cell(f"{name:<12}", Tone.DIM), Cell(look.fit(text, width - 12), tone)])
+            shown += named(name, text, width, TONES.get(worker.state, Tone.PLAIN) if name == "reason" else Tone.PLAIN)
     return shown
 
 
@@ -170,5 +170,5 @@ def history_lines(items: list[Transition], clock: Clock, width: int, look: Look)
 
 def log_lines(worker: Worker, width: int, look: Look) -> list[Line]:
     if not worker.log_tail:
-        return [[Cell("nothing was written", Tone.DIM)]]
+        return [[Cell(f"no start of it has failed; its log is {worker.log_path}", Tone.DIM)]]
     return [[Cell(look.fit(line, width))] for line in worker.log_tail[-LOG_LINES:]]
