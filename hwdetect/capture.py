@@ -52,14 +52,24 @@ def parse_capture(raw: str | bytes, tool: str = "") -> Report:
     Never raises on text: what cannot be read is a note in the report.
     """
     text = clean(raw)
+    report, shows_use = _read(text, tool)
+    return dataclasses.replace(report, devices=finish(report.devices, usable=shows_use))
+
+
+def read(text: str, tool: str) -> Report:
+    """The same for cleaned text, without states and capabilities: those come when all sources are merged."""
+    return _read(text, tool)[0]
+
+
+def _read(text: str, tool: str) -> tuple[Report, bool]:
     source = tool or "capture"
     partial: Report | None = None
     for dialect in _candidates(text, tool):
         report = dialect.parse(text, source)
         if report.devices or report.problems or (not report.said_nothing and report.vendor is None):
-            return dataclasses.replace(report, devices=finish(report.devices, usable=dialect.shows_use))
+            return report, dialect.shows_use
         partial = partial or (None if report.said_nothing else report)
-    return partial or unreadable(source, _vendor_of_tool(tool), text)
+    return partial or unreadable(source, _vendor_of_tool(tool), text), True
 
 
 def _candidates(text: str, tool: str) -> list[Dialect]:
@@ -124,6 +134,7 @@ def _parse_bundle(text: str, source: str) -> Report:
         source=source,
         devices=machine.accelerators,
         notes=machine.notes,
+        host=machine.host,
         cpu=machine.cpu,
         memory=machine.memory,
         numa=machine.numa,

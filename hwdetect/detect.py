@@ -10,6 +10,7 @@ from hwdetect.host.disks import read_disks
 from hwdetect.host.identity import read_host
 from hwdetect.host.memory import read_memory, read_numa
 from hwdetect.machine import Machine
+from hwdetect.probe import find_accelerators, memory_nodes
 from hwdetect.tree import FolderTree, Tree
 
 
@@ -23,12 +24,17 @@ def detect(
 def detect_tree(tree: Tree, *, state_dir: Path | None = None, memory_setting_bytes: int | None = None) -> Machine:
     """The same for any tree: a folder, or a bundle of files in one text."""
     cgroup = read_cgroup(tree)
-    numa = read_numa(tree, {}, cgroup.cpuset_mems)
+    host = read_host(tree)
+    numa = read_numa(tree, memory_nodes(tree), cgroup.cpuset_mems)
+    memory = read_memory(tree, numa, cgroup, memory_setting_bytes)
+    accelerators, notes = find_accelerators(tree, host, memory)
     return Machine(
-        host=read_host(tree),
+        host=host,
         cpu=read_cpu(tree, cgroup),
         numa=numa,
-        memory=read_memory(tree, numa, cgroup, memory_setting_bytes),
+        memory=memory,
         cgroup=cgroup,
+        accelerators=accelerators,
         disks=read_disks(tree, (state_dir,) if state_dir else ()),
+        notes=notes,
     )

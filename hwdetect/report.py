@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hwdetect.accelerator import Accelerator, Link, Partition, State, Vendor
-from hwdetect.machine import Cgroup, Cpu, Memory, Note, NumaNode, Severity
+from hwdetect.machine import Cgroup, Cpu, Host, Memory, Note, NumaNode, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Report:
     driver_version: str | None = None
     runtime_version: str | None = None
     expected_devices: int | None = None  # how many the tool says there are
+    host: Host | None = None
     cpu: Cpu | None = None
     memory: Memory | None = None
     numa: tuple[NumaNode, ...] = ()
