@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -21,6 +21,7 @@ class Metrics:
     """Owner: the Appliance. Label values are bounded: models and workers of the box, routes as templates."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series a counter that nobody reads
         self.registry = CollectorRegistry(auto_describe=False)
         self.requests = self._counter(c.REQUESTS)
         self.prompt_tokens = self._counter(c.PROMPT_TOKENS)

@@ -1,0 +1,54 @@
+"""Logs: one form for our lines and for libraries', JSON or for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from daemon.settings import LogSettings
+from daemon.telemetry.logs import set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_json_lines_hold_event_level_time_and_fields() -> None:
+    out = io.StringIO()
+    set_up_logging(LogSettings(format="json"), out)
+    structlog.get_logger("x").info("worker_ready", worker="w", pid=3)
+    logging.getLogger("library").warning("odd %s", "thing")
+    ours, theirs = map(json.loads, out.getvalue().splitlines())
+    assert (ours["event"], ours["level"], ours["worker"], ours["pid"]) == ("worker_ready", "info", "w", 3)
+    assert ours["timestamp"].endswith("Z")
+    assert (theirs["event"], theirs["level"], theirs["logger"]) == ("odd thing", "warning", "library")
+
+
+def test_level_holds_for_both() -> None:
+    out = io.StringIO()
+    set_up_logging(LogSettings(level="error"), out)
+    structlog.get_logger("x").warning("quiet")
+    logging.getLogger("library").warning("quiet")
+    assert out.getvalue() == ""
+
+
+def test_exception_is_one_json_line() -> None:
+    out = io.StringIO()
+    set_up_logging(LogSettings(format="json"), out)
+    try:
+        raise LookupError("gone")
+    except LookupError:
+        structlog.get_logger("x").exception("failed")
+    (line,) = out.getvalue().splitlines()
+    assert json.loads(line)["exception"][0]["exc_type"] == "LookupError"
