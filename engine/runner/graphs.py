@@ -31,6 +31,7 @@ class _Captured:
     device: torch.Tensor
     picked: torch.Tensor  # [bucket] int32; the next replay overwrites it
     copied: Callable[[], None]  # waits until `host` has been read
+    inputs: ForwardBatch  # keeps every tensor whose address the graph holds
 
 
 class DecodeGraphs:
@@ -112,7 +113,7 @@ class DecodeGraphs:
             return self._step(batch, slots, pool)
 
         graph, picked, self._memory = self._device.capture_graph(run, self._memory)
-        return _Captured(graph, host, device, picked, self._device.mark())
+        return _Captured(graph, host, device, picked, self._device.mark(), batch)
 
     def _static_batch(self, ints: torch.Tensor, bucket: int) -> tuple[ForwardBatch, torch.Tensor]:
         small = ints[: SMALL_ROWS * bucket].view(SMALL_ROWS, bucket)

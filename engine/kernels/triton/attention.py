@@ -248,7 +248,7 @@ def _prefill(
         view.stride(0), view.stride(1), view.stride(2), sequences, scale,
         repeat, repeat_pad, block_q, block_m, 64, dim, max(16, triton.next_power_of_2(dim)), page,
         window_tokens or 0, softcap or 0.0, sinks is not None, sequences.bit_length() + 1,
-        num_warps=8 if block_m >= 128 else 4, num_stages=3 if dim <= 128 else 2,
+        num_warps=8 if block_m >= 128 else 4, num_stages=_stages(64, view),
     )  # fmt: skip
 
 
@@ -279,10 +279,16 @@ def _decode(
         num_heads, scale,
         repeat, max(16, triton.next_power_of_2(repeat)), 64, dim, block_d,
         page, window_tokens or 0, softcap or 0.0, sinks is not None, splits,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=_stages(64, view),
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(sequences * num_heads,)](partial, stats, out, dim, block_d, splits, num_warps=2)
+
+
+def _stages(block_n: int, view: torch.Tensor) -> int:
+    """Tiles of K and V in flight, as many as leave shared memory for two programs: 3 at most."""
+    tile_bytes = 2 * block_n * triton.next_power_of_2(view.shape[4]) * max(2, view.element_size())
+    return max(1, min(3, (96 << 10) // tile_bytes))
 
 
 def num_splits(programs: int, longest_tokens: int) -> int:
