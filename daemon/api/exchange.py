@@ -23,6 +23,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
 BODY_CHUNK_TIMEOUT_S = 20.0
+DISCARDED_BYTES = 16 << 20
+DISCARD_TIMEOUT_S = 5.0
 
 
 class RouteRefusal(Exception):
@@ -104,6 +106,7 @@ class Exchange:
         most = self.services.settings.limits.max_body_bytes
         told = self.header(b"content-length")
         if told is not None and told.isdigit() and int(told) > most:
+            await self._discard()
             raise too_large(int(told), most)
         chunks: list[bytes] = []
         size = 0
@@ -120,10 +123,25 @@ class Exchange:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size > most:
+                chunks.clear()
+                await self._discard()
                 raise too_large(size, most)
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    async def _discard(self) -> None:
+        """Read on for a bounded while: a client that is still sending would lose the answer to a reset."""
+        left = DISCARDED_BYTES
+        try:
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                while left > 0:
+                    message = await self.receive()
+                    left -= len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            return
 
 
 def too_large(size: int, most: int) -> RouteRefusal:

@@ -19,9 +19,9 @@ log = structlog.get_logger(__name__)
 class PublicApp:
     """Owner: the HTTP server."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, keeper: StreamKeeper | None = None) -> None:
         self.services = services
-        self.keeper = StreamKeeper()
+        self.keeper = keeper or StreamKeeper()
         self.table = RouteTable(public_routes(Generating(self.keeper)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
