@@ -46,17 +46,12 @@ def millis(value_s: float | None) -> str:
 
 
 def duration(value_s: float | None) -> str:
-    """The two largest units, as in `4 min 29 s` or `41 d 03 h`."""
+    """The two largest units, as in `4 min 29 s` or `41 d 03 h`; the second is left out where it is 0."""
     if value_s is None:
         return UNKNOWN
     seconds = max(0, int(value_s))
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes:02} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours:02} h"
+    for unit_s, unit, part_s, part in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= unit_s:
+            whole, rest = divmod(seconds, unit_s)
+            return f"{whole} {unit}" + (f" {rest // part_s:02} {part}" if rest >= part_s else "")
+    return f"{seconds} s"

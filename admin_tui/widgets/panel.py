@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.geometry import Size
 from textual.widget import Widget
@@ -45,7 +46,11 @@ def same(one: Text, other: Text) -> bool:
 
 
 def title_line(title: str, width: int, look: Look) -> Line:
-    head: list[Cell] = [Cell(look.rule * 2 + " ", Tone.DIM), Cell(title, Tone.STRONG), Cell(" ")]
+    head: list[Cell] = [
+        Cell(look.rule * 2 + " ", Tone.DIM),
+        Cell(look.fit(title, min(cell_len(title), width - 4)), Tone.STRONG),
+        Cell(" "),
+    ]
     return [*head, Cell(look.rule * max(0, width - width_of(head)), Tone.DIM)]
 
 
