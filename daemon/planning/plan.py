@@ -35,7 +35,8 @@ class Request:
     context_tokens: int | None = None
     users: int | None = None
     kv_dtype: str | None = None
-    min_kv_tokens: int = 0  # a pool at least this large, so that another plan can run in the same worker
+    kv_tokens: int | None = None  # exactly this pool, so that another plan can run in the same worker
+    device: str | None = None  # this device alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Planner:
         for budget in self.budgets:
             if budget.unusable is not None:
                 why_not.append(WhyNot(f"on {budget.name} ({budget.device})", budget.unusable, None, None, ""))
+                continue
+            if request.device not in (None, budget.device):
                 continue
             for kv_dtype in _kv_dtypes(budget, request):
                 attempt = _Attempt(self, spec, traffic, budget, request, kv_dtype)
@@ -88,22 +91,19 @@ class Planner:
         profiles = [answer.chosen for answer in first.values() if answer.chosen is not None]
         if len(profiles) < len(wanted):
             return first
-        widest = max(profiles, key=lambda profile: profile.kv_tokens)
-        shared = {}
-        for strategy in wanted:
-            request = Request(
-                strategy,
-                context_tokens=widest.context_tokens,
-                kv_dtype=widest.kv_dtype,
-                min_kv_tokens=widest.kv_tokens,
-            )
-            only = Planner(
-                [b for b in self.budgets if b.device == widest.device], self.rates, self.correction, self.threads
-            )
-            shared[strategy] = only.answer(spec, request)
-        if any(answer.chosen is None or answer.chosen.kv_tokens != widest.kv_tokens for answer in shared.values()):
-            return first
-        return shared
+        context = min(profile.context_tokens for profile in profiles)
+        # The widest pool that any of them wants is tried first; the narrowest is one that all have room for.
+        for like in sorted(profiles, key=lambda profile: -profile.kv_tokens):
+            shared = {
+                strategy: self.answer(
+                    spec,
+                    Request(strategy, context, None, like.kv_dtype, kv_tokens=like.kv_tokens, device=like.device),
+                )
+                for strategy in wanted
+            }
+            if all(answer.chosen is not None for answer in shared.values()):
+                return shared
+        return first
 
 
 @dataclass(slots=True)
@@ -154,15 +154,17 @@ class _Attempt:
 
     def wanted_pool(self, context: int) -> int:
         """Tokens of KV that the users need; both numbers given are a promise, else a stream is typically shorter."""
+        if self.request.kv_tokens is not None:
+            return self.request.kv_tokens
         promised = self.request.context_tokens is not None and self.request.users is not None
         fill = 1.0 if promised else self.goal.mean_fill
-        return _whole_pages(max(context, int(self.users * context * fill), self.request.min_kv_tokens))
+        return _whole_pages(max(context, int(self.users * context * fill)))
 
     def smallest(self) -> tuple[int, int]:
         """(context, pool) below which the request is not met."""
         if self.request.context_tokens is not None:
             context = self.request.context_tokens
-            promised = self.request.users is not None
+            promised = self.request.users is not None or self.request.kv_tokens is not None
             return context, self.wanted_pool(context) if promised else _whole_pages(context)
         context = min(self.wanted_context(), SMALLEST_CONTEXT_TOKENS)
         return context, _whole_pages(context)

@@ -203,7 +203,7 @@ class PlanController:
                 moves += await self._bring(name, config, views.get(name), decision)
             except BayardError as error:
                 problems.append(_told(error))
-        self._converged = moves == 0 and all(
+        self._converged = not moves and not problems and all(
             name in views and views[name].state is WorkerState.READY for name in desired
         )
         return problems

@@ -42,7 +42,7 @@ def profile() -> Callable[..., Profile]:
     def make(model: str = "small", strategy: Strategy = Strategy.LATENCY, context: int = 4096) -> Profile:
         spec = made_spec(model, hidden=256, layers=2, heads=4, kv_heads=2, mlp=512, vocab=1000, kind="F32")
         planner = Planner(budgets_of(cpu_machine(8), EngineInstall.full()))
-        request = Request(strategy, context_tokens=context, min_kv_tokens=32_768)
+        request = Request(strategy, context_tokens=context, kv_tokens=32_768)
         chosen = planner.answer(spec, request).chosen
         assert chosen is not None
         return chosen
