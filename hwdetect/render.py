@@ -51,7 +51,7 @@ def _host(machine: Machine) -> Iterable[str]:
     head = [host.hostname or "this machine", product, host.system, host.kernel, *where]
     yield "Host      " + _clean(", ".join(part for part in head if part))
     counts = [
-        f"{cpu.sockets} sockets" if cpu.sockets else None,
+        f"{cpu.sockets} socket{'s' if cpu.sockets > 1 else ''}" if cpu.sockets else None,
         f"{cpu.physical_cores} cores" if cpu.physical_cores else None,
         f"{cpu.logical_cpus} threads" if cpu.logical_cpus else None,
     ]
@@ -75,14 +75,15 @@ def _host(machine: Machine) -> Iterable[str]:
             role = "accelerator memory" if node.accelerator else f"CPUs {format_cpu_list(node.cpus) or _UNKNOWN}"
             yield f"  node {node.node:<3} {size(node.memory_total_bytes)}, {role}"
     for disk in machine.disks:
-        yield f"Disk      {disk.path}: {size(disk.free_bytes)} free of {size(disk.total_bytes)} ({disk.filesystem or '?'})"
+        system = disk.filesystem or "unknown file system"
+        yield f"Disk      {disk.path}: {size(disk.free_bytes)} free of {size(disk.total_bytes)} ({system})"
 
 
 def _accelerators(machine: Machine) -> Iterable[str]:
     if not machine.accelerators:
         yield "Accelerators: none found"
         return
-    rows = [("ID", "NAME", "BUS", "MEMORY", "FREE", "STATE", "DRIVER", "CAN")]
+    rows: list[tuple[str, ...]] = [("ID", "NAME", "BUS", "MEMORY", "FREE", "STATE", "DRIVER", "CAN")]
     rows += [_row(device) for device in machine.accelerators]
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     for row in rows:

@@ -1,0 +1,78 @@
+"""bayard hw: the hardware that was found, asked afresh on this machine; the daemon need not run."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hwdetect.machine import Machine
+
+WATCH_PERIOD_S = 5.0
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def hw(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on looking and print what changes, until Ctrl-C.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="Also measure how fast memory is copied.")] = False,
+    root: Annotated[
+        Path, typer.Option("--root", help="Describe a recorded machine's files instead.", metavar="DIR")
+    ] = Path("/"),
+) -> None:
+    """Print this machine: processors, memory and every accelerator, with the reason where one cannot be used."""
+    from hwdetect.detect import detect
+    from hwdetect.facts import encode
+    from hwdetect.render import table
+    from hwdetect.torch_view import measure_links
+
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not a folder.", "Give the folder that holds the recorded proc and sys folders.")
+    live = root == Path("/")
+    folder = settings_from(config, state_dir).state_dir if live else None
+    machine = detect(root, state_dir=folder)
+    rates = measure_links() if links else ()
+    if as_json:
+        described = json.loads(machine.to_json())
+        if links:
+            described["link_rates"] = encode(rates)
+        print(json.dumps(described, ensure_ascii=False, indent=None if watch else 2), flush=True)
+    else:
+        print(table(machine), end="", flush=True)
+        for rate in rates:
+            ends = [f"device {end}" if end is not None else "host" for end in (rate.source, rate.target)]
+            print(f"Copy      {ends[0]} to {ends[1]}: {rate.bytes_per_s / 1e9:.1f} GB/s")
+        if links and not rates:
+            print("Copy      not measured: torch sees no device")
+    while watch:
+        machine = _wait_for_change(root, folder, machine, as_json)
+
+
+def _wait_for_change(root: Path, folder: Path | None, machine: Machine, as_json: bool) -> Machine:
+    """Look again after a while and print what differs; returns what is there now."""
+    from hwdetect.changes import changes
+    from hwdetect.detect import detect
+    from hwdetect.facts import encode
+
+    time.sleep(WATCH_PERIOD_S)
+    now = detect(root, state_dir=folder)
+    for change in changes(machine, now):
+        if as_json:
+            print(json.dumps({**encode(change), "at": now.as_of.isoformat()}, ensure_ascii=False), flush=True)
+        else:
+            at = datetime.now().astimezone().strftime("%H:%M:%S")
+            why = f" ({change.reason})" if change.reason else ""
+            print(f"{at}  {change.kind}  {change.subject}: {change.before} -> {change.after}{why}", flush=True)
+    return now
