@@ -9,14 +9,14 @@ from urllib.parse import quote
 from engine.errors import InvalidParameter
 
 _MAX = 128
-_NAME = re.compile(r"^[a-z0-9](?:[a-z0-9._:-]|/(?=[a-z0-9]))*$")
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._:-]|/(?=[a-z0-9]))*")
 _FOREIGN = re.compile(r"[^a-z0-9._:-]+")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def check_model_name(name: str) -> str:
     """The name itself. Raises: InvalidParameter."""
-    if len(name) > _MAX or not _NAME.match(name):
+    if len(name) > _MAX or not _NAME.fullmatch(name):
         raise InvalidParameter(
             f"{name[:_MAX]!r} is no name for a model.",
             f"Use up to {_MAX} of a-z, 0-9, '.', '_', ':', '-' and '/', beginning with a letter or digit.",
