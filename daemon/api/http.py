@@ -21,7 +21,7 @@ class PublicApp:
 
     def __init__(self, services: Services, keeper: StreamKeeper | None = None) -> None:
         self.services = services
-        self.keeper = keeper or StreamKeeper()
+        self.keeper = StreamKeeper() if keeper is None else keeper
         self.table = RouteTable(public_routes(Generating(self.keeper)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

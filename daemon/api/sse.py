@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import structlog
+
 from daemon.api.exchange import Exchange
 
 HEADERS = (
@@ -20,6 +22,7 @@ COMMENT = b": ka\n\n"
 DONE = b"data: [DONE]\n\n"
 COMMENT_AFTER_S = 10.0
 STALLED_AFTER_S = 30.0
+log = structlog.get_logger(__name__)
 
 
 class SseStream:
@@ -64,6 +67,7 @@ class SseStream:
 
     def drop(self) -> None:
         """Give the client up."""
+        log.warning("reader_stalled", request_id=self._exchange.request_id)
         self._drop()
 
 
