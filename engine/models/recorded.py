@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import ForwardBatch
+from engine.kernels import registry
 from engine.kernels.cpu import abi
 from engine.kernels.cpu import ops as cpu_ops
 from engine.kernels.cpu.program import LOGIT_ROWS, LOGITS, Program, ProgramBuilder
@@ -18,6 +19,7 @@ from engine.layers.linear import Linear
 if TYPE_CHECKING:
     from engine.models.decoder import Decoder, DecoderLayer
 
+_PLAIN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write", "paged_attention")
 # What a part runs -> whether it is the int8 form.
 _LINEAR: dict[Callable[..., Tensor], bool] = {cpu_ops.linear_exact: False, cpu_ops.linear_int8: True}
 
@@ -46,20 +48,14 @@ class RecordedStep:
 
 def can_record(decoder: Decoder) -> bool:
     """Whether every op of the decoder runs in the CPU library."""
-    ops = decoder.ops
-    plain = (
-        ops.rms_norm is cpu_ops.rms_norm,
-        ops.add_rms_norm is cpu_ops.add_rms_norm,
-        ops.rope is cpu_ops.rope,
-        ops.silu_mul is cpu_ops.silu_mul,
-        ops.kv_write is cpu_ops.kv_write,
-        ops.paged_attention is cpu_ops.paged_attention,
-        decoder.embed.run is cpu_ops.embedding,
-    )
+    if any(registry.select(op, decoder.ops.query).name != "cpu" for op in _PLAIN_OPS):
+        return False
+    if decoder.embed.run is not cpu_ops.embedding:
+        return False
     linears = [decoder.head]
     for layer in decoder.layers:
         linears += [layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down]
-    return all(plain) and all(part.run in _LINEAR for linear in linears for part in linear.parts)
+    return all(part.run in _LINEAR for linear in linears for part in linear.parts)
 
 
 def record(decoder: Decoder, layer_groups: tuple[int, ...]) -> Program:
