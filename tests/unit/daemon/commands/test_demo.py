@@ -1,0 +1,88 @@
+"""The demo's refusals: what it says and how it ends when something is not as it should be."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daemon.cli import run
+from daemon.commands import demo
+from engine.errors import ConfigError, WorkerError
+
+
+def test_demo_when_model_is_missing_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run(["demo", "--model", str(tmp_path / "none.gguf"), "--folder", str(tmp_path / "demo"), "--once"])
+    assert status == 78
+    assert "make model" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_demo_when_daemon_cannot_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = demo.Demo(tmp_path / "m.gguf", tmp_path)
+    monkeypatch.setattr(made, "where", ["--config", str(tmp_path / "absent.toml")])
+    with pytest.raises(ConfigError, match=r"ended with status 78(.|\n)*absent\.toml"), made.daemon():
+        pytest.fail("the daemon cannot run without its settings")
+
+
+class Answering:
+    """The official client's shape, with an answer of our choice."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        chunks = [SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(content=piece))]) for piece in pieces]
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=lambda **_: Stream(chunks)))
+
+
+class Stream(list[Any]):
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+@pytest.mark.parametrize(("pieces", "good"), [(["It is ", "Paris", "."], True), (["It is Lyon."], False), ([], False)])
+def test_ask_when_answer_does_not_name_paris_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: list[str], good: bool
+) -> None:
+    monkeypatch.setattr("openai.OpenAI", lambda **_: Answering(pieces))
+    made = demo.Demo(tmp_path / "m.gguf", tmp_path)
+    if good:
+        made.ask("key")
+    else:
+        with pytest.raises(WorkerError, match="does not name Paris"):
+            made.ask("key")
+
+
+def test_free_port_when_the_usual_one_is_taken_gives_another() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        assert demo.free_port(taken) != taken
+
+
+def test_settings_when_folder_is_deep_keep_sockets_within_a_unix_path(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 80)
+    made = demo.Demo(tmp_path / "m.gguf", deep)
+    run_dir = next(line for line in made.settings_text().splitlines() if line.startswith("run_dir"))
+    assert len(run_dir.split('"')[1]) < demo.SOCKET_PATH_BYTES
+
+
+def test_stop_when_daemon_ignores_the_request_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STOP_LIMIT_S", 0.3)
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    began = time.monotonic()
+    demo.stop(process)
+    process.stdout.close()
+    assert process.returncode == -9
+    assert time.monotonic() - began < 5
