@@ -137,7 +137,7 @@ def table(results: Iterable[Result]) -> str:
     width = max((len(row.id) for row in rows), default=0)
     lines: list[str] = []
     for row in rows:
-        lines.append(f"{row.verdict.upper():<8}{row.id:<{width}}  {row.title}{': ' + row.text if row.text else ''}")
+        lines.append(f"{row.verdict.upper():<8}{row.id:<{width}}  {row.text or row.title}")
         if row.fix:
             lines.append(f"{'':<8}{'':<{width}}  fix: {row.fix}")
     return "\n".join(lines) + "\n"

@@ -53,6 +53,8 @@ def _mounts(tree: Tree) -> list[tuple[str, str, str, str]]:
 
 def _rotational(tree: Tree, device: str) -> bool | None:
     name = device.removeprefix("/dev/")
+    if name.startswith(("vd", "xvd")):
+        return None  # a virtual disk says what its host was told to say
     for block in (name, name.rstrip("0123456789"), name.rstrip("0123456789").removesuffix("p")):
         value = line(tree, f"/sys/block/{block}/queue/rotational")
         if value is not None:

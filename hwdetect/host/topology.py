@@ -52,7 +52,7 @@ def read_topology(tree: Tree, online: tuple[int, ...], info: CpuInfo) -> Topolog
 
 
 def sockets_by_distance(tree: Tree) -> int | None:
-    """Packages as the firmware's distances tell them: nodes at 15 or less share one, at 20 or more they do not.
+    """Packages as the firmware's distances tell them: nodes at 16 or less share one, at 20 or more they do not.
 
     None where a distance lies between, or no two nodes are near: then the table says nothing about packages.
     """
@@ -62,10 +62,13 @@ def sockets_by_distance(tree: Tree) -> int | None:
         rows[node] = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 6]
     if len(rows) < 2 or any(len(row) != len(rows) for row in rows.values()):
         return None
-    if any(15 < distance < 20 for row in rows.values() for distance in row):
+    if any(16 < distance < 20 for row in rows.values() for distance in row):
         return None
-    groups = {tuple(distance <= 15 for distance in row) for row in rows.values()}
-    return len(groups) if len(groups) < len(rows) else None
+    groups = [tuple(distance <= 16 for distance in row) for row in rows.values()]
+    # Near must mean the same from every node of a group, else the distances describe a ring or a cube of packages
+    if any(near and groups[other] != group for group in groups for other, near in enumerate(group)):
+        return None
+    return len(set(groups)) if len(set(groups)) < len(rows) else None
 
 
 def read_caches(tree: Tree, online: tuple[int, ...]) -> Caches:

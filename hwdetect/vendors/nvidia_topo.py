@@ -16,7 +16,7 @@ _LANE = re.compile(r"^\s*Link (\d{1,3}):\s*(.+?)\s*$")
 
 
 def looks_like_topology(text: str) -> bool:
-    return bool(re.search(r"^\s*GPU0\b.*(?:\n|$)", text, re.MULTILINE)) and "X" in text and "Legend" in text
+    return bool(re.search(r"^\s*GPU0\s+(?:X|GPU1|CPU)\b", text, re.MULTILINE))
 
 
 def looks_like_list(text: str) -> bool:
