@@ -57,7 +57,8 @@ class Demo:
         self.began_mono = time.monotonic()
 
     def run(self, once: bool) -> None:
-        signal.signal(signal.SIGTERM, _as_interrupt)
+        for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs begin with SIGINT ignored
+            signal.signal(number, _as_interrupt)
         try:
             self.settings.write_text(self.settings_text())
             with self.daemon() as daemon:
