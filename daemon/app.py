@@ -236,6 +236,7 @@ class Appliance:
 
     async def _open(self) -> None:
         from daemon.api.admin import PeerProtocol, build_admin_app
+        from daemon.api.guard import GuardedProtocol
         from daemon.api.http import build_app
 
         settings = self.settings
@@ -254,7 +255,7 @@ class Appliance:
             await self._open_grpc()
         self.admin = HttpServer("admin", build_admin_app(self), admin_socket, PeerProtocol)
         await self._start_part("admin", self.admin.start, self.admin.stop)
-        self.http = HttpServer("http", build_app(self), http_socket)
+        self.http = HttpServer("http", build_app(self), http_socket, GuardedProtocol)
         await self._start_part("http", self.http.start, self.http.stop)
 
     async def _open_grpc(self) -> None:
