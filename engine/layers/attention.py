@@ -38,11 +38,13 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             q = ops.rms_norm(q, self.q_norm, self.norm_eps)
             k = ops.rms_norm(k, self.k_norm, self.norm_eps)
-        if self.cos_sin is not None:
-            ops.rope(q, k, batch.positions, self.cos_sin)
         view = batch.kv_views[self.layer]
         pages = batch.groups[batch.layer_groups[self.layer]]
-        ops.kv_write(k, v, view, pages.write_pages, pages.write_offsets)
+        if self.cos_sin is None:
+            ops.kv_write(k, v, view, pages.write_pages, pages.write_offsets)
+        else:
+            where = (view, pages.write_pages, pages.write_offsets)
+            ops.rope_kv_write(q, k, v, batch.positions, self.cos_sin, *where)
         out = ops.paged_attention(
             q,
             view,

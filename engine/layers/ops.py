@@ -26,7 +26,7 @@ class Ops:
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
         self.add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
         self.add_rms_norm = self._plain("add_rms_norm")
-        self.rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = self._plain("rope")
+        self.rope_kv_write: Callable[..., None] = self._rope_kv_write()
         self.silu_mul: Callable[[Tensor], Tensor] = self._plain("silu_mul")
         self.kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = self._plain("kv_write")
         self.paged_attention: Callable[..., Tensor] = self._plain("paged_attention")
@@ -62,6 +62,21 @@ class Ops:
         op, _, kind = label.partition(" ")
         reasons = [c.reason for c in registry.explain(op, replace(self.query, weight_kind=kind)) if c.reason]
         return "; ".join(reasons + list(registry.absent_backends().values())) or "no faster kernel is known"
+
+    def _rope_kv_write(self) -> Callable[..., None]:
+        """One kernel where there is one; else the two it joins, each the best there is."""
+        joined = registry.select("rope_kv_write", self.query)
+        if joined.name != "reference":
+            return self._plain("rope_kv_write")
+        rope, kv_write = self._plain("rope"), self._plain("kv_write")
+
+        def both(
+            q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, view: Tensor, *where: Tensor
+        ) -> None:
+            rope(q, k, positions, cos_sin)
+            kv_write(k, v, view, *where)
+
+        return both
 
     def _plain(self, op: str) -> Callable[..., Any]:
         return self._chosen(op, op, self.query).run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.quant.quant_tensor import QuantTensor, concatenate_rows
+from engine.quant.quant_tensor import QuantTensor, concatenate_rows, stack_bytes, take_bytes
 
 Weight = QuantTensor | Tensor
 
@@ -24,14 +24,15 @@ def stack_rows(parts: list[Weight]) -> Weight:
     if quantised:
         assert len(quantised) == len(parts)
         return concatenate_rows(quantised)
-    return torch.cat([p for p in parts if isinstance(p, Tensor)])
+    plain = [p for p in parts if isinstance(p, Tensor)]
+    return stack_bytes([p.view(torch.uint8) for p in plain]).view(plain[0].dtype)
 
 
 def take_rows(weight: Weight, rows: Tensor) -> Weight:
     """The rows listed, in that order; copies."""
     if isinstance(weight, QuantTensor):
-        return QuantTensor(weight.kind, weight.data[rows], (len(rows), weight.shape[1]))
-    return weight[rows]
+        return QuantTensor(weight.kind, take_bytes(weight.data, rows), (len(rows), weight.shape[1]))
+    return take_bytes(weight.view(torch.uint8), rows).view(weight.dtype)
 
 
 def half_style_rows(num_heads: int, head_dim: int) -> Tensor:

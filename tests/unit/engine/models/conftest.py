@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.batch import ForwardBatch, GroupMeta
+from engine.kernels import registry
 from engine.models import Model, load_model
 from engine.spec import read_spec
 
@@ -78,8 +79,18 @@ class PagedHarness:
         return [torch.cat(parts) for parts in found]
 
 
+@pytest.fixture(params=["preferred", "reference"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run the test with the kernels this machine prefers, and with plain torch alone."""
+    if request.param == "reference":
+        monkeypatch.setattr(registry, "BACKENDS", ("engine.kernels.reference",))
+        registry._loaded.cache_clear()
+    yield request.param
+    registry._loaded.cache_clear()
+
+
 @pytest.fixture
-def harness() -> Callable[[Model], PagedHarness]:
+def harness() -> Callable[..., PagedHarness]:
     return PagedHarness
 
 
