@@ -249,14 +249,15 @@ class Appliance:
         self._stops.append(("operations", self.operations.close))
         await self._start_part("tenants", self.tenants.start, self.tenants.stop)
         await self._start_part("imported", self._start_following, self._stop_following)
-        await self._start_part("supervisor", _nothing, self._stop_workers)
-        await self._start_part("controller", self.controller.start, self.controller.stop)
         if settings.grpc.enabled:
             await self._open_grpc()
         self.admin = HttpServer("admin", build_admin_app(self), admin_socket, PeerProtocol)
         await self._start_part("admin", self.admin.start, self.admin.stop)
         self.http = HttpServer("http", build_app(self), http_socket, GuardedProtocol)
         await self._start_part("http", self.http.start, self.http.stop)
+        # started last and so stopped first: streams that are cut still get their error event through the servers
+        await self._start_part("supervisor", _nothing, self._stop_workers)
+        await self._start_part("controller", self.controller.start, self.controller.stop)
 
     async def _open_grpc(self) -> None:
         from daemon.api.grpc.server import build_server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,12 +126,14 @@ def admin(settings: Settings) -> Iterator[AdminClient]:
 
 def answers(client: AdminClient) -> bool:
     """Whether a daemon listens on the socket. Raises: PermissionDenied and the like if it refuses us."""
-    if not client.socket_path.exists():
-        return False
-    try:
-        client.get("whoami")
-    except ConfigError:
-        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:  # httpx leaves a socket open where none listens
+        try:
+            probe.connect(str(client.socket_path))
+        except PermissionError as error:
+            raise _unreachable(client.socket_path, error) from error
+        except OSError:
+            return False
+    client.get("whoami")
     return True
 
 
