@@ -79,6 +79,15 @@ class PagedHarness:
         return [torch.cat(parts) for parts in found]
 
 
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """These tensors are small: a thread pool only makes such tests slow where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["preferred", "reference"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run the test with the kernels this machine prefers, and with plain torch alone."""
