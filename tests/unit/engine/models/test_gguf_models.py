@@ -15,6 +15,8 @@ import torch
 import transformers
 
 from engine.models import Model
+from engine.spec import read_spec
+from engine.text.loading import load_text
 
 PROMPTS = (
     "The capital of France is",
@@ -38,8 +40,8 @@ def truth(smollm_path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompt_ids(smollm_path: Path) -> list[list[int]]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm_path.parent, gguf_file=smollm_path.name)
-    return [tokenizer(text)["input_ids"] for text in PROMPTS]
+    text = load_text(read_spec(smollm_path))
+    return [text.encode(prompt) for prompt in PROMPTS]
 
 
 def test_smollm_logits_and_greedy_tokens_match_transformers(
