@@ -43,6 +43,9 @@ class AcceleratorDevice:
     def used_bytes(self) -> int:
         return int(self._api.memory_reserved())
 
+    def synchronize(self) -> None:
+        self._api.synchronize()
+
     def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
 

@@ -40,6 +40,10 @@ class Device(Protocol):
         """Device memory this process holds; 0 where it is the host's own."""
         ...
 
+    def synchronize(self) -> None:
+        """Wait for all that is queued."""
+        ...
+
     def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor: ...
 
     def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

@@ -33,6 +33,9 @@ class CpuDevice:
     def used_bytes(self) -> int:
         return 0
 
+    def synchronize(self) -> None:
+        _nothing_to_wait_for()
+
     def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array)
 

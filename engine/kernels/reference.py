@@ -100,6 +100,34 @@ def kv_write(k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offs
     view[write_pages, 1, :, write_offsets] = v.to(view.dtype)
 
 
+def rope_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    view: Tensor,
+    write_pages: Tensor,
+    write_offsets: Tensor,
+) -> None:
+    """rope, then kv_write: what a layer does between its projection and its attention.
+
+    Mutates: q, view; k may be left as it was or rotated
+    """
+    rope(q, k, positions, cos_sin)
+    kv_write(k, v, view, write_pages, write_offsets)
+
+
+def pick_greedy(logits: Tensor) -> Tensor:
+    """The first largest of each row, -1 where a row has a number that is not finite. No host sync.
+
+    Shapes: logits [R, vocab] -> [R] int32
+    """
+    highest, token = logits.max(dim=-1)
+    finite = torch.isfinite(highest) & torch.isfinite(logits.amin(dim=-1))
+    return torch.where(finite, token, -1).to(torch.int32)
+
+
 def paged_attention(
     q: Tensor,
     view: Tensor,
@@ -186,7 +214,7 @@ def implementations() -> Iterable[Implementation]:
     def keep(weight: QuantTensor | Tensor) -> QuantTensor | Tensor:
         return weight
 
-    plain = (rms_norm, add_rms_norm, rope, silu_mul, kv_write, paged_attention)
+    plain = (rms_norm, add_rms_norm, rope, silu_mul, kv_write, rope_kv_write, pick_greedy, paged_attention)
     for packing in (linear, embedding):
         yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
     for run in plain:

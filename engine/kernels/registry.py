@@ -14,6 +14,8 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     rope             (q [T, H, D], k [T, G, D], positions [T], cos_sin [P, R]) -> None           mutates q and k
     silu_mul         (gate_up [M, 2I]) -> [M, I]
     kv_write         (k [T, G, D], v, view, write_pages [T], write_offsets [T]) -> None          mutates view
+    rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets) -> None     mutates q and view
+    pick_greedy      (logits [R, vocab]) -> [R] int32, -1 where a row is not finite
     paged_attention  (q [T, H, D], view, block_tables, query_starts, context_lens, scale,
                       window_tokens | None, softcap | None, sinks | None) -> [T, H, D]
 
@@ -29,7 +31,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-OPS = ("linear", "embedding", "rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write", "paged_attention")
+OPS = (
+    "linear",
+    "embedding",
+    "rms_norm",
+    "add_rms_norm",
+    "rope",
+    "silu_mul",
+    "kv_write",
+    "rope_kv_write",
+    "pick_greedy",
+    "paged_attention",
+)
 BACKENDS = ("engine.kernels.reference", "engine.kernels.cpu.backend", "engine.kernels.triton.backend")
 
 

@@ -26,9 +26,10 @@ class Ops:
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
         self.add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
         self.add_rms_norm = self._plain("add_rms_norm")
-        self.rope_kv_write: Callable[..., None] = self._rope_kv_write()
+        self.rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = self._plain("rope")
         self.silu_mul: Callable[[Tensor], Tensor] = self._plain("silu_mul")
         self.kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = self._plain("kv_write")
+        self.rope_kv_write: Callable[..., None] = self._rope_kv_write()
         self.paged_attention: Callable[..., Tensor] = self._plain("paged_attention")
 
     def linear(self, weights: list[Weight], biases: list[Tensor | None]) -> Linear:
@@ -68,13 +69,12 @@ class Ops:
         joined = registry.select("rope_kv_write", self.query)
         if joined.name != "reference":
             return self._plain("rope_kv_write")
-        rope, kv_write = self._plain("rope"), self._plain("kv_write")
 
         def both(
             q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, view: Tensor, *where: Tensor
         ) -> None:
-            rope(q, k, positions, cos_sin)
-            kv_write(k, v, view, *where)
+            self.rope(q, k, positions, cos_sin)
+            self.kv_write(k, v, view, *where)
 
         return both
 

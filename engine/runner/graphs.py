@@ -57,6 +57,7 @@ class DecodeGraphs:
     def forget(self) -> None:
         """Addresses baked into the graphs have changed: capture again when needed."""
         self._captured.clear()
+        self._memory = None  # it went with the last graph
 
     @property
     def sizes(self) -> list[int]:

@@ -16,12 +16,16 @@ import torch
 
 from engine.batch import ForwardBatch, GroupMeta
 from engine.devices import Device
+from engine.kernels import registry
+from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
-from engine.runner.sampler import Sampled, is_plain_greedy, pick_greedy, sample
+from engine.runner.sampler import Sampled, is_plain_greedy, sample
 from engine.scheduler.request import PENDING, Request
 from engine.scheduler.scheduler import ScheduledChunk
+
+FIRST_POOL = 4096  # places for last tokens; growing past it captures every graph again
 
 
 class ForwardModel(Protocol):
@@ -56,7 +60,9 @@ class ModelRunner:
         self.device = device
         self.tables = SlotTables(layout, max_context_tokens)
         self._kv_views = kv_views
-        self._pool = torch.zeros(self.tables.num_rows + 1, dtype=torch.int32, device=device.torch_device)
+        self._pool = torch.zeros(FIRST_POOL, dtype=torch.int32, device=device.torch_device)
+        query = OpQuery(device.torch_device.type, "float32", capabilities=device.capabilities.names())
+        self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
         self.graphs: DecodeGraphs | None = None
         if device.capabilities.graphs:
             self.graphs = DecodeGraphs(self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
@@ -81,7 +87,7 @@ class ModelRunner:
         if not samplers:
             return LaunchedStep(chunks, False, dict)
         if greedy:
-            picked = pick_greedy(logits)
+            picked = self._pick_greedy(logits)
             sampling_slots = slots[torch.tensor([c.samples for c in chunks], device=slots.device)]
             self._ensure_pool()[sampling_slots] = picked
             return LaunchedStep(chunks, False, self._reader(samplers, picked))
@@ -91,7 +97,7 @@ class ModelRunner:
     def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""
         batch.token_ids = torch.where(batch.token_ids < 0, pool[slots].to(batch.token_ids.dtype), batch.token_ids)
-        picked = pick_greedy(self.model.forward(batch))
+        picked = self._pick_greedy(self.model.forward(batch))
         pool[slots] = picked
         return picked
 

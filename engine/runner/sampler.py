@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels import reference
 from engine.messages import SamplingParams, TokenLogprob
 from engine.scheduler.request import Request
 
@@ -31,7 +32,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
 
     Shapes: logits [R, vocab] float32, row i for requests[i]. Mutates: logits, each request's scratch.
     """
-    greedy = pick_greedy(logits).tolist()
+    greedy = reference.pick_greedy(logits).tolist()
     out = []
     for row, request in enumerate(requests):
         if greedy[row] < 0:
@@ -41,16 +42,6 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
         else:
             out.append(_sample_row(logits[row], request))
     return out
-
-
-def pick_greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The largest of each row, -1 where a row is not finite. No host sync.
-
-    Shapes: logits [R, vocab] -> [R] int32
-    """
-    highest, token = logits.max(dim=-1)
-    finite = torch.isfinite(highest) & torch.isfinite(logits.amin(dim=-1))
-    return torch.where(finite, token, -1).to(torch.int32)
 
 
 def uniform(seed: int, counter: int) -> float:

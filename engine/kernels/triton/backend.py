@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from engine.kernels.registry import Deferred, Implementation, OpQuery
 
 PRIORITY = 50
+PLAIN_KINDS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 GPU_DEVICES = ("cuda", "xpu", "npu", "musa", "mlu", "gcu")
 
 
@@ -27,6 +28,11 @@ def implementations() -> Iterable[Implementation]:
             return f"head_dim is {query.head_dim}; the kernel holds up to 256"
         return on_gpu(query)
 
+    def for_plain_weights(query: OpQuery) -> str | None:
+        if query.weight_kind not in PLAIN_KINDS or PLAIN_KINDS[query.weight_kind] != query.dtype:
+            return f"{query.weight_kind} weights with {query.dtype} activations"
+        return on_gpu(query)
+
     def offer(op: str, requires: Callable[[OpQuery], str | None], module: str) -> Implementation:
         return Implementation(op, "triton", PRIORITY, requires, Deferred(f"engine.kernels.triton.{module}", op))
 
@@ -35,4 +41,8 @@ def implementations() -> Iterable[Implementation]:
     yield offer("silu_mul", on_gpu, "norms")
     yield offer("rope", on_gpu, "rope_kv")
     yield offer("kv_write", for_pages, "rope_kv")
+    yield offer("rope_kv_write", for_pages, "rope_kv")
+    yield offer("pick_greedy", on_gpu, "greedy")
+    run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
+    yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
     yield offer("paged_attention", for_pages, "attention")

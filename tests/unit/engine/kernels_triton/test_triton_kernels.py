@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed: `make test` insta
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from engine.kernels import reference  # noqa: E402
-from engine.kernels.triton import attention, norms, rope_kv  # noqa: E402
+from engine.kernels.triton import attention, gemv, greedy, norms, rope_kv  # noqa: E402
 
 # The interpreter's bfloat16 dot is not usable; a GPU tests it too.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -70,6 +70,46 @@ def test_rope_and_kv_write_match_the_reference(dim, rotary):
     rope_kv.kv_write(k, v, got, pages, offsets)
     assert torch.equal(truth, got)
     assert float(pool[0].abs().sum()) == 0.0
+
+
+@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (80, 32)])
+def test_rope_kv_write_matches_the_two_ops_it_joins(dim, rotary):
+    torch.manual_seed(3)
+    tokens, heads, groups, page = 5, 6, 2, 4
+    q, k, v = (torch.randn(tokens, n, dim, device=DEVICE) for n in (heads, groups, groups))
+    truth_q, truth_k = q.clone(), k.clone()
+    positions = torch.randint(0, 50, (tokens,), device=DEVICE)
+    cos_sin = torch.randn(50, rotary, device=DEVICE)
+    pages, offsets = torch.arange(tokens, device=DEVICE) // page, torch.arange(tokens, device=DEVICE) % page
+    truth, got = (torch.zeros(4, 2, groups, page, dim, device=DEVICE) for _ in range(2))
+    reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets)
+    rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets)
+    close(q, truth_q, torch.float32)
+    close(got, truth, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("columns", "depth"), [(10, 64), (33, 700), (8192, 33)])
+def test_gemv_matches_the_reference_and_a_row_does_not_depend_on_the_others(dtype, rows, columns, depth):
+    torch.manual_seed(4)
+    x = torch.randn(rows, depth, device=DEVICE).to(dtype)
+    weight = torch.randn(columns, depth, device=DEVICE).to(dtype)
+    bias = torch.randn(columns, device=DEVICE).to(dtype)
+    close(gemv.linear(x, weight, bias), reference.linear(x.double(), weight.double(), bias.double()), dtype)
+    close(gemv.linear(x, weight), reference.linear(x.double(), weight.double()), dtype)
+
+
+def test_pick_greedy_matches_the_reference_on_ties_and_numbers_that_are_not():
+    torch.manual_seed(5)
+    logits = torch.randn(9, 9001, device=DEVICE)
+    logits[1, 5] = logits[1, 8000] = 9.0
+    logits[2, 8999], logits[3, 1], logits[4, 4500] = float("nan"), float("inf"), float("-inf")
+    logits[5] = -7.0
+    logits[6, 9000] = 50.0
+    got = greedy.pick_greedy(logits)
+    assert got.tolist() == reference.pick_greedy(logits).tolist()
+    assert got.tolist()[1:7] == [5, -1, -1, -1, 0, 9000]
 
 
 CASES = [
