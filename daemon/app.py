@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from daemon import __version__
 from daemon.events import EventLog
-from daemon.listeners import listen_tcp, listen_unix
+from daemon.listeners import close_unix, listen_tcp, listen_unix
 from daemon.notify import keep_manager_informed, notify
-from daemon.router import Router, TextLoader
+from daemon.router import Router, TextLoader, load_text_of
 from daemon.servers import Grpc, HttpServer
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.store.lock import StateLock
 from daemon.store.session import Store
 from daemon.telemetry.metrics import Metrics
+from daemon.upkeep import Upkeep
 from daemon.workers.process import Spawner
 from daemon.workers.states import WorkerState
 from daemon.workers.supervisor import Supervisor
+from engine.errors import BayardError
 
 if TYPE_CHECKING:
     from daemon.models.operations import Operations
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from daemon.strategy.plans import Plans
     from daemon.strategy.rules import Rules
     from daemon.tenants.service import TenantService
-    from engine.text import TextPipeline
 
 DRAIN_POLL_S = 0.02
 STOP_MARGIN_S = 15.0  # beyond the grace: workers ended the hard way, usage settled, sockets closed
@@ -137,13 +136,29 @@ class Appliance:
         await self.start()
         informing = asyncio.create_task(keep_manager_informed(self.status_line, self._alive), name="notify")
         try:
-            await self._stop_asked.wait()
+            await self._until_stop_or_broken(
+                [informing, *(server.task for server in (self.http, self.admin) if server)]
+            )
         finally:
             grace_s = self.settings.workers.stop_grace_s
             notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int((grace_s + STOP_MARGIN_S) * 1e6)}")
             await self.stop()
             informing.cancel()
             await asyncio.gather(informing, return_exceptions=True)
+
+    async def _until_stop_or_broken(self, vital: list[asyncio.Task[None]]) -> None:
+        """Raises: BayardError if a task ends that nothing may end: better a restart than half a service."""
+        stop = asyncio.create_task(self._stop_asked.wait(), name="until stop")
+        try:
+            await asyncio.wait({stop, *vital}, return_when=asyncio.FIRST_COMPLETED)
+            for task in vital:
+                if task.done() and not stop.done():
+                    reason = "it was cancelled" if task.cancelled() else task.exception() or "it returned"
+                    raise BayardError(
+                        f"the task {task.get_name()!r} ended: {reason}.", "The service restarts; see the log."
+                    )
+        finally:
+            stop.cancel()
 
     def ask_stop(self, cause: str) -> None:
         if self._stop_asked.is_set():
@@ -229,6 +244,9 @@ class Appliance:
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
+        self.controller.after_turn = self.desk.note_loaded
+        self._upkeep = Upkeep(self.events, self.models.names)
+        self.router.imported = self._upkeep.imported
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views
         self.metrics.admission_waiting = lambda: self.tenants.admission.waiting
@@ -244,11 +262,11 @@ class Appliance:
         http_socket = listen_tcp(settings.http.host, settings.http.port, "http")
         self._stops.append(("http socket", http_socket.close))
         admin_socket = listen_unix(settings.admin_socket)
-        self._stops.append(("admin socket", lambda: _drop_socket(admin_socket, settings)))
+        self._stops.append(("admin socket", lambda: close_unix(admin_socket, settings.admin_socket)))
         self._stops.append(("serving", self.serving.close))
         self._stops.append(("operations", self.operations.close))
         await self._start_part("tenants", self.tenants.start, self.tenants.stop)
-        await self._start_part("imported", self._start_following, self._stop_following)
+        await self._start_part("upkeep", self._upkeep.start, self._upkeep.stop)
         if settings.grpc.enabled:
             await self._open_grpc()
         self.admin = HttpServer("admin", build_admin_app(self), admin_socket, PeerProtocol)
@@ -273,22 +291,6 @@ class Appliance:
         self._stops.append((name, stop))
         await start()
 
-    async def _start_following(self) -> None:
-        self._imported = await asyncio.to_thread(self.models.names)
-        self.router.imported = lambda: self._imported
-        self._following = asyncio.create_task(self._follow_models(), name="follow models")
-
-    async def _follow_models(self) -> None:
-        """Keep the names of imported models at hand: asking the store would hold up the event loop."""
-        with self.events.subscription() as events:
-            async for event in events:
-                if event.kind == "model":
-                    self._imported = await asyncio.to_thread(self.models.names)
-
-    async def _stop_following(self) -> None:
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
-
     async def _stop_workers(self) -> None:
         await self.supervisor.stop(0.0)
 
@@ -310,22 +312,8 @@ class Appliance:
         return self.http is not None and self.http.alive and self.admin is not None and self.admin.alive
 
 
-def load_text_of(path: str) -> TextPipeline:
-    """The tokenizer and chat template of the model at path. Blocks: about a second."""
-    from engine.spec import read_spec
-    from engine.text import load_text
-
-    return load_text(read_spec(Path(path)))
-
-
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _drop_socket(sock: object, settings: Settings) -> None:
-    sock.close()  # type: ignore[attr-defined]
-    if os.path.exists(settings.admin_socket):
-        settings.admin_socket.unlink(missing_ok=True)
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

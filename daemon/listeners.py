@@ -59,6 +59,12 @@ def listen_unix(path: Path, mode: int = 0o660) -> socket.socket:
     return sock
 
 
+def close_unix(sock: socket.socket, path: Path) -> None:
+    """Close it and remove its path."""
+    sock.close()
+    path.unlink(missing_ok=True)
+
+
 def _remove_dead(path: Path) -> None:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daemon.workers.states import WorkerState
@@ -99,6 +100,14 @@ class Router:
     def forget_text(self, path: str) -> None:
         """Drop the tokenizer of a model that no wanted worker serves any more."""
         self._texts.pop(path, None)
+
+
+def load_text_of(path: str) -> TextPipeline:
+    """The tokenizer and chat template of the model at path. Blocks: about a second."""
+    from engine.spec import read_spec
+    from engine.text import load_text
+
+    return load_text(read_spec(Path(path)))
 
 
 def _names(names: list[str]) -> str:

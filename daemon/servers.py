@@ -63,6 +63,12 @@ class HttpServer:
         return int(name[1]) if isinstance(name, tuple) else None
 
     @property
+    def task(self) -> asyncio.Task[None]:
+        """Runs while the server does. Only after start()."""
+        assert self._task is not None, "start() comes first"
+        return self._task
+
+    @property
     def alive(self) -> bool:
         return self._task is not None and not self._task.done()
 

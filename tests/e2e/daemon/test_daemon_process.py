@@ -19,8 +19,9 @@ MUST_RSS_BYTES = 200 << 20
 def test_daemon_without_a_model_starts_fast_stays_small_and_says_it_is_not_ready(daemon: Daemon) -> None:
     daemon.start()
     assert daemon.ready_s is not None
-    spare = 2 if os.environ.get("CI") or os.getloadavg()[0] > 2 else 1  # a busy machine proves nothing about ours
-    assert daemon.ready_s < MUST_START_S * spare
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1) / 2  # waiting for others' work is no fault of the daemon's
+    used = psutil.Process(daemon.pid).cpu_times()
+    assert (used.user + used.system if busy else daemon.ready_s) < MUST_START_S
     assert psutil.Process(daemon.pid).memory_info().rss < MUST_RSS_BYTES
     ready = httpx.get(f"{daemon.url}/readyz")
     assert ready.status_code == 503

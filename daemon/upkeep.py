@@ -1,0 +1,65 @@
+"""Small chores beside the serving: names of imported models kept at hand, old events forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from daemon.events import EventLog
+from engine.errors import BayardError
+
+DAY_S = 86_400.0
+
+log = structlog.get_logger("bayard.upkeep")
+
+
+class Upkeep:
+    """Owner: the Appliance. names reads the imported models' names and may block."""
+
+    def __init__(self, events: EventLog, names: Callable[[], list[str]]) -> None:
+        self._events = events
+        self._names = names
+        self._imported: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def imported(self) -> list[str]:
+        """As of the newest change: asking the store would hold up the event loop."""
+        return self._imported
+
+    async def start(self) -> None:
+        self._imported = await asyncio.to_thread(self._names)
+        for name, chore in (("follow models", self._follow_models), ("forget events", self._forget_events)):
+            self._tasks.append(asyncio.create_task(_kept(name, chore), name=name))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow_models(self) -> None:
+        with self._events.subscription() as events:
+            async for event in events:
+                if event.kind == "model":
+                    await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            self._imported = await asyncio.to_thread(self._names)
+        except BayardError as error:  # the next change asks again
+            log.warning("model_names_not_read", error=str(error))
+
+    async def _forget_events(self) -> None:
+        while True:
+            self._events.forget_old()
+            await asyncio.sleep(DAY_S)
+
+
+async def _kept(name: str, chore: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The border of a chore's task: it ends, the daemon serves on, and the log says so."""
+    try:
+        await chore()
+    except Exception:
+        log.exception("chore_ended", chore=name)
