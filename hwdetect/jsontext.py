@@ -7,27 +7,24 @@ import re
 from typing import Any
 
 _MEMBER = re.compile(r'"([^"\\\n]{1,64})"\s*:\s*\{')
+# `[INFO x] words` and `[0] words` in front of the real thing
+_LOG_PREFIX = re.compile(r"\[[^\]\[{\"]*\](?!\s*[,\]]|\s*$)")
 _DECODER = json.JSONDecoder()
 
 
 def load(text: str) -> Any | None:
-    """The first JSON object or array in `text`, whatever stands before and after it; None if there is none."""
-    for found in re.finditer(r"[{\[]", text):
-        try:
-            value, _ = _DECODER.raw_decode(text, found.start())
-        except (ValueError, RecursionError):
-            if found.start() > 20_000:
+    """The JSON object or array in `text`, whatever lines stand around it; None if it is damaged or not there."""
+    position = 0
+    for line in text.splitlines(keepends=True):
+        start = position + len(line) - len(line.lstrip())
+        if line.strip()[:1] in ("{", "[") and not _LOG_PREFIX.match(line.strip()):
+            try:
+                value, _ = _DECODER.raw_decode(text, start)
+            except (ValueError, RecursionError):
                 return None
-            continue
-        if value not in ({}, []) and not _is_log_prefix(text, found.start()):
             return value
+        position += len(line)
     return None
-
-
-def _is_log_prefix(text: str, start: int) -> bool:
-    """True for the bracket that opens a log line such as `[0] started` in front of the real thing."""
-    line_start = text.rfind("\n", 0, start) + 1
-    return bool(re.match(r"\[[\w .:-]*\][ \t]*\S", text[line_start:])) if text[start] == "[" else False
 
 
 def members(text: str) -> dict[str, dict[str, Any]]:

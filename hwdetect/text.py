@@ -23,11 +23,12 @@ _ADDRESS = re.compile(
 
 
 def clean(text: str | bytes) -> str:
-    """Text without escape codes, control characters and carriage returns; broken UTF-8 becomes the replacement mark."""
+    """Text without escape codes and control characters; broken UTF-8 becomes the replacement mark."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     text = _ESCAPES.sub("", text.removeprefix("\ufeff"))
-    return _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " "))
+    # A blank in the place of a control character: two numbers with one between them must not become one number
+    return _CONTROLS.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " "))
 
 
 def known(text: str | None) -> str | None:
@@ -75,6 +76,12 @@ def size_bytes(text: str | None, default_unit: str = "") -> int | None:
 def mib(text: str | None) -> int | None:
     """Bytes of a size whose bare numbers mean MiB."""
     return size_bytes(text, "mib")
+
+
+def sized(text: str | None) -> int | None:
+    """Bytes of a size that has its unit; a bare number is what is left of one that was cut."""
+    value = known(text)
+    return size_bytes(value) if value and value[-1] in "bB" else None
 
 
 def cpu_list(text: str | None) -> tuple[int, ...] | None:

@@ -15,6 +15,8 @@ _CARD = re.compile(r"^card(\d{1,4})$")
 
 def looks_like(text: str) -> bool:
     dcu_table = re.search(r"^\s*DCU\s+Temp", text, re.MULTILINE) is not None
+    if re.search(r'"card\d+"', text):
+        return bool(re.search(r'"(?:HCU|DCU) |hygon|haiguang', text, re.IGNORECASE))
     return dcu_table or "Actual Device" in text or "hy-smi" in text or ("HCU" in text and "VRAM%" in text)
 
 

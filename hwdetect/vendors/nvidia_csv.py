@@ -42,9 +42,10 @@ def parse(text: str, source: str, vendor: Vendor = Vendor.NVIDIA) -> Report:
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     columns = columns_asked(source)
     notes: tuple[Note, ...] = ()
-    if rows and _is_heading(rows[0]):
-        columns = [_UNIT.sub("", cell) for cell in rows[0]]
-        rows = [row for row in rows[1:] if not _is_heading(row)]
+    heading = next((row for row in rows if _is_heading(row)), None)
+    rows = [row for row in rows if not _is_heading(row)]
+    if heading is not None:
+        columns = [_UNIT.sub("", cell) for cell in heading]
     elif not columns:
         columns = ["index", "name"]
         notes = (Note(Severity.INFO, source, "neither a heading nor the column list: only index and name were read"),)
@@ -77,6 +78,8 @@ def _device(columns: list[str], row: list[str], position: int, source: str, vend
     address = pci_address(value("pci.bus_id", "gpu_bus_id", "bus_id"))
     if name is None and address is None and index is None:
         return None
+    if "index" in columns and index is None:
+        return None  # a heading that was cut, or a message with commas
     ids = (value("pci.device_id") or "").removeprefix("0x")
     mode = value("mig.mode.current")
     ecc = value("ecc.mode.current")

@@ -146,7 +146,7 @@ _MESSAGES: tuple[tuple[str, Problem], ...] = (
         ),
     ),
     (
-        "Insufficient Permissions",
+        "Failed to initialize NVML: Insufficient Permissions",
         Problem(
             State.NO_PERMISSION,
             "this user may not open the NVIDIA device nodes",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hwdetect.accelerator import Accelerator, DeviceProcess, Vendor
 from hwdetect.report import Report, checked_memory, unique
-from hwdetect.text import integer, known, mib, number, pci_address
+from hwdetect.text import integer, known, number, pci_address, sized
 
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
 
@@ -93,10 +93,10 @@ def _device(block: Block, position: int, source: str) -> Accelerator:
             pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{4}10[Dd][Ee]", ids) else None,
             nodes=(f"/dev/nvidia{minor}",) if minor is not None else None,
             architecture=block.value("Product Architecture"),
-            memory_total_bytes=mib(block.value("FB Memory Usage", "Total")),
-            memory_used_bytes=mib(block.value("FB Memory Usage", "Used")),
-            memory_free_bytes=mib(block.value("FB Memory Usage", "Free")),
-            memory_reserved_bytes=mib(block.value("FB Memory Usage", "Reserved")),
+            memory_total_bytes=sized(block.value("FB Memory Usage", "Total")),
+            memory_used_bytes=sized(block.value("FB Memory Usage", "Used")),
+            memory_free_bytes=sized(block.value("FB Memory Usage", "Free")),
+            memory_reserved_bytes=sized(block.value("FB Memory Usage", "Reserved")),
             utilisation_percent=number(block.value("Utilization", "GPU") or block.value("Utilization", "Gpu")),
             temperature_c=number(block.value("Temperature", "GPU Current Temp")),
             power_w=next((n for draw in draws if (n := number(draw)) is not None), None),

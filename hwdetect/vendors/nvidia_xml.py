@@ -10,7 +10,7 @@ from html import unescape
 from hwdetect.accelerator import Accelerator, DeviceProcess, Partition, Vendor
 from hwdetect.machine import Note, Severity
 from hwdetect.report import Report, checked_memory, unique
-from hwdetect.text import integer, known, mib, number, pci_address
+from hwdetect.text import integer, known, number, pci_address, sized
 
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)([^<>]*?)(/?)>([^<]*)")
 _ID = re.compile(r'\bid\s*=\s*"([^"]*)"')
@@ -108,10 +108,10 @@ def _device(gpu: Element, position: int, source: str) -> Accelerator:
         pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{4}10[Dd][Ee]", ids) else None,
         nodes=_nodes(gpu) or None,
         architecture=gpu.value("product_architecture"),
-        memory_total_bytes=mib(memory.value("total")),
-        memory_used_bytes=mib(memory.value("used")),
-        memory_free_bytes=mib(memory.value("free")),
-        memory_reserved_bytes=mib(memory.value("reserved")),
+        memory_total_bytes=sized(memory.value("total")),
+        memory_used_bytes=sized(memory.value("used")),
+        memory_free_bytes=sized(memory.value("free")),
+        memory_reserved_bytes=sized(memory.value("reserved")),
         unified=True if (gpu.value("addressing_mode") or "").upper() == "ATS" and not memory.value("total") else None,
         utilisation_percent=number(gpu.value("utilization", "gpu_util")),
         temperature_c=number(gpu.value("temperature", "gpu_temp")),
@@ -165,8 +165,8 @@ def _partitions(gpu: Element) -> Iterator[Partition]:
         seen.add(index)
         yield Partition(
             index=index,
-            memory_total_bytes=mib(device.value("fb_memory_usage", "total")),
-            memory_used_bytes=mib(device.value("fb_memory_usage", "used")),
+            memory_total_bytes=sized(device.value("fb_memory_usage", "total")),
+            memory_used_bytes=sized(device.value("fb_memory_usage", "used")),
             memory_group=f"GI {instance}" if instance is not None else None,
             instance=f"GI {instance} CI {device.value('compute_instance_id')}" if instance is not None else None,
             compute_units=integer(device.value("device_attributes", "shared", "multiprocessor_count")),
@@ -185,7 +185,7 @@ def _processes(gpu: Element) -> tuple[DeviceProcess, ...] | None:
             found.setdefault(
                 pid,
                 DeviceProcess(
-                    pid, entry.value("process_name"), mib(entry.value("used_memory")), "C" in kind if kind else None
+                    pid, entry.value("process_name"), sized(entry.value("used_memory")), "C" in kind if kind else None
                 ),
             )
     return tuple(found.values())

@@ -20,7 +20,7 @@ def parse_iluvatar_details(text: str, source: str) -> Report:
         target = blocks[-1] if blocks else common
         target.setdefault(key, value)
     devices = []
-    for position, block in enumerate(blocks):
+    for position, block in enumerate(_distinct(blocks)):
         merged = {**common, **block}
         cuda = next((v for k, v in merged.items() if k.startswith("CUDA Version")), None)
         devices.append(
@@ -44,6 +44,16 @@ def parse_iluvatar_details(text: str, source: str) -> Report:
         devices=unique(devices),
         driver_version=drivers.pop() if len(drivers) == 1 else None,
     )
+
+
+def _distinct(blocks: list[dict[str, str]]) -> list[dict[str, str]]:
+    """One block for each device: by its UUID, bus id or serial number; one without any counts only if it is alone."""
+    found: dict[str, dict[str, str]] = {}
+    for block in blocks:
+        key = next((block[name] for name in ("GPU UUID", "Bus Id", "Serial Number") if known(block.get(name))), None)
+        if key is not None:
+            found.setdefault(key, block)
+    return list(found.values()) or blocks[:1]
 
 
 def parse_metax_topology(text: str, source: str) -> Report:
