@@ -26,6 +26,7 @@ app = typer.Typer(rich_markup_mode=None)
 MODEL_NAME = "smollm2-135m"
 QUESTION = "What is the capital of France?"
 ANSWER = "Paris"
+ANSWER_TOKENS = 48
 READY_LIMIT_S = 120.0
 STOP_LIMIT_S = 45.0
 HTTP_PORT, GRPC_PORT = 8080, 8081
@@ -188,7 +189,7 @@ grpc.port = {self.grpc_port}
             model=MODEL_NAME,
             messages=[{"role": "user", "content": QUESTION}],
             temperature=0,
-            max_tokens=48,
+            max_tokens=ANSWER_TOKENS,
             stream=True,
         ) as stream:
             for chunk in stream:
@@ -210,7 +211,8 @@ grpc.port = {self.grpc_port}
     # ------------------------------------------------------------ and on
 
     def say_how_to_go_on(self, key: str) -> None:
-        body = json.dumps({"model": MODEL_NAME, "messages": [{"role": "user", "content": QUESTION}]})
+        question = {"model": MODEL_NAME, "messages": [{"role": "user", "content": QUESTION}]}
+        body = json.dumps(question | {"temperature": 0, "max_tokens": ANSWER_TOKENS})
         bayard = Path(sys.executable).with_name("bayard")
         console = f"{bayard} console {' '.join(self.where)}"
         print(
