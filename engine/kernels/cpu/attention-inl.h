@@ -20,17 +20,24 @@ inline Isa::vf load_kv(const uint8_t* row, int64_t d, int type) {
   return Isa::load_bf16((const uint16_t*)row + d);
 }
 
-// keys [first, end) of the tile from `tile` -> kt [D][32], v [32][D]; the other columns of kt are zero.
+struct Tile {
+  int64_t begin, first, stop;  // keys [first, stop) of the tile that begins at `begin`
+  const uint8_t* value[kTile]; // where V of each of those keys is read
+  int value_type;
+};
+
+// K of the tile's keys -> kt [D][32], the other columns zero; and where V is: in its pages, or copied to v [32][D] as
+// floats if `copy`.
 template <int Type>
-void load_tile(const AttentionArgs* a, const AttentionTask* t, int64_t tile, int64_t first, int64_t end, float* kt,
-               float* v) {
+void load_tile(const AttentionArgs* a, const AttentionTask* t, Tile* tile, bool copy, float* kt, float* v) {
   const int dim = a->head_dim;
   for (int part = 0; part < kTile; part += Isa::kLanes) {
     const uint8_t* rows[Isa::kLanes];
     bool any = false;
     for (int i = 0; i < Isa::kLanes; i++) {
-      const int64_t key = tile + part + i;
-      rows[i] = key >= first && key < end ? kv_row(a, t, key) : nullptr;
+      const int64_t key = tile->begin + part + i;
+      rows[i] = key >= tile->first && key < tile->stop ? kv_row(a, t, key) : nullptr;
+      tile->value[part + i] = rows[i] ? rows[i] + a->v_offset : nullptr;
       any |= rows[i] != nullptr;
     }
     for (int d = 0; d < dim; d += Isa::kLanes) {
@@ -40,10 +47,12 @@ void load_tile(const AttentionArgs* a, const AttentionTask* t, int64_t tile, int
       for (int i = 0; i < Isa::kLanes; i++) Isa::store(kt + (d + i) * kTile + part, block[i]);
     }
   }
-  for (int64_t key = first; key < end; key++) {
-    const uint8_t* row = kv_row(a, t, key) + a->v_offset;
-    float* to = v + (key - tile) * dim;
-    for (int d = 0; d < dim; d += Isa::kLanes) Isa::store(to + d, load_kv(row, d, Type));
+  tile->value_type = copy ? BAYARD_F32 : Type;
+  if (!copy) return;
+  for (int64_t key = tile->first - tile->begin; key < tile->stop - tile->begin; key++) {
+    float* to = v + key * dim;
+    for (int d = 0; d < dim; d += Isa::kLanes) Isa::store(to + d, load_kv(tile->value[key], d, Type));
+    tile->value[key] = (const uint8_t*)to;
   }
 }
 
@@ -64,17 +73,21 @@ inline void score_rows(const float* const* q, const float* kt, int dim, float* s
     for (int i = 0; i < kTileVecs; i++) Isa::store(scores + r * kTile + i * Isa::kLanes, acc[r][i]);
 }
 
-// o [R][D] += p [R][32] times v over keys [first, end) of the tile.
-template <int R, int C>
-inline void value_rows(const float* p, const float* v, int dim, int first, int end, float* o) {
+// o [R][D] = o * factor + p [R][32] times V of the tile's keys.
+template <int R, int C, int Type>
+inline void value_rows(const float* p, const Tile& tile, int dim, const float* factor, float* o) {
+  const int first = (int)(tile.first - tile.begin), end = (int)(tile.stop - tile.begin);
   for (int d = 0; d < dim; d += C * Isa::kLanes) {
     Isa::vf acc[R][C];
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) acc[r][c] = Isa::load(o + r * dim + d + c * Isa::kLanes);
+      for (int c = 0; c < C; c++)
+        acc[r][c] = Isa::mul(Isa::load(o + r * dim + d + c * Isa::kLanes), Isa::set(factor[r]));
     for (int key = first; key < end; key++) {
+      Isa::vf weight[R];
+      for (int r = 0; r < R; r++) weight[r] = Isa::set(p[r * kTile + key]);
       for (int c = 0; c < C; c++) {
-        const Isa::vf value = Isa::load(v + key * dim + d + c * Isa::kLanes);
-        for (int r = 0; r < R; r++) acc[r][c] = Isa::fma(Isa::set(p[r * kTile + key]), value, acc[r][c]);
+        const Isa::vf value = load_kv(tile.value[key], d + c * Isa::kLanes, Type);
+        for (int r = 0; r < R; r++) acc[r][c] = Isa::fma(weight[r], value, acc[r][c]);
       }
     }
     for (int r = 0; r < R; r++)
@@ -82,49 +95,103 @@ inline void value_rows(const float* p, const float* v, int dim, int first, int e
   }
 }
 
+template <int R, int C>
+inline void value_rows_of(const float* p, const Tile& tile, int dim, const float* factor, float* o) {
+  if (tile.value_type == BAYARD_F32) value_rows<R, C, BAYARD_F32>(p, tile, dim, factor, o);
+  else if (tile.value_type == BAYARD_F16) value_rows<R, C, BAYARD_F16>(p, tile, dim, factor, o);
+  else value_rows<R, C, BAYARD_BF16>(p, tile, dim, factor, o);
+}
+
+// Scores of R rows -> their weights, which are 0 outside [low, high); m and l go on, factor is for what was summed.
 template <int R>
-inline void value_rows_any(const float* p, const float* v, int dim, int first, int end, float* o) {
-  if (dim % (2 * Isa::kLanes) == 0) value_rows<R, 2>(p, v, dim, first, end, o);
-  else value_rows<R, 1>(p, v, dim, first, end, o);
-}
-
-// scores of one row's tile -> weights; lanes outside [low, high) weigh nothing. Returns the factor for what was summed.
-inline float weigh(const AttentionArgs* a, float* s, int low, int high, float* m, float* l) {
+inline void weigh(const AttentionArgs* a, float* scores, const int* low, const int* high, float* m, float* l,
+                  float* factor) {
+  float top[16] = {}, before[16] = {};
   const Isa::vf scale = Isa::set(a->scale);
-  for (int i = 0; i < kTileVecs; i++) {
-    Isa::vf x = Isa::mul(Isa::load(s + i * Isa::kLanes), scale);
-    if (a->softcap > 0) x = Isa::mul(tanh_of(Isa::div(x, Isa::set(a->softcap))), Isa::set(a->softcap));
-    Isa::store(s + i * Isa::kLanes, x);
+  for (int r = 0; r < R; r++) {
+    float* s = scores + r * kTile;
+    Isa::vf x[kTileVecs];
+    for (int i = 0; i < kTileVecs; i++) x[i] = Isa::mul(Isa::load(s + i * Isa::kLanes), scale);
+    if (a->softcap > 0)
+      for (int i = 0; i < kTileVecs; i++)
+        x[i] = Isa::mul(tanh_of(Isa::div(x[i], Isa::set(a->softcap))), Isa::set(a->softcap));
+    for (int i = 0; i < kTileVecs; i++) Isa::store(s + i * Isa::kLanes, x[i]);
+    if (low[r] > 0 || high[r] < kTile) {
+      for (int i = 0; i < low[r]; i++) s[i] = kNone;
+      for (int i = high[r]; i < kTile; i++) s[i] = kNone;
+      for (int i = 0; i < kTileVecs; i++) x[i] = Isa::load(s + i * Isa::kLanes);
+    }
+    Isa::vf most = Isa::set(m[r]);
+    for (int i = 0; i < kTileVecs; i++) most = Isa::max(x[i], most);
+    before[r] = m[r];
+    top[r] = m[r] = Isa::top_lane(most);
   }
-  for (int i = 0; i < low; i++) s[i] = kNone;
-  for (int i = high; i < kTile; i++) s[i] = kNone;
-  Isa::vf top = Isa::set(*m);
-  for (int i = 0; i < kTileVecs; i++) top = Isa::max(Isa::load(s + i * Isa::kLanes), top);
-  float lanes[Isa::kLanes];
-  Isa::store(lanes, top);
-  float high_score = *m;
-  for (int i = 0; i < Isa::kLanes; i++) high_score = lanes[i] > high_score ? lanes[i] : high_score;
-  const Isa::vf shift = Isa::set(high_score);
-  for (int i = 0; i < kTileVecs; i++)
-    Isa::store(s + i * Isa::kLanes, exp_of(Isa::sub(Isa::load(s + i * Isa::kLanes), shift)));
-  for (int i = 0; i < low; i++) s[i] = 0.0f;
-  for (int i = high; i < kTile; i++) s[i] = 0.0f;
-  V16 sum = load16(s);
-  const V16 second = load16(s + 16);
-  for (int i = 0; i < kParts; i++) sum.v[i] = Isa::add(sum.v[i], second.v[i]);
-  const float factor = *m == high_score ? 1.0f : exp_one(*m - high_score);
-  *l = *l * factor + sum16(sum);
-  *m = high_score;
-  return factor;
+  V16 change = load16(before);
+  const V16 now = load16(top);
+  for (int i = 0; i < kParts; i++) change.v[i] = exp_down(Isa::sub(change.v[i], now.v[i]));
+  store16(before, change);
+  for (int r = 0; r < R; r++) {
+    float* s = scores + r * kTile;
+    const Isa::vf shift = Isa::set(top[r]);
+    for (int i = 0; i < kTileVecs; i++)
+      Isa::store(s + i * Isa::kLanes, exp_down(Isa::sub(Isa::load(s + i * Isa::kLanes), shift)));
+    if (low[r] > 0 || high[r] < kTile) {
+      for (int i = 0; i < low[r]; i++) s[i] = 0.0f;
+      for (int i = high[r]; i < kTile; i++) s[i] = 0.0f;
+    }
+    V16 sum = load16(s);
+    const V16 second = load16(s + 16);
+    for (int i = 0; i < kParts; i++) sum.v[i] = Isa::add(sum.v[i], second.v[i]);
+    factor[r] = before[r];
+    l[r] = l[r] * before[r] + sum16(sum);
+  }
 }
 
-inline void scale_row(float* o, int dim, float factor) {
-  if (factor == 1.0f) return;
-  for (int d = 0; d < dim; d += Isa::kLanes) Isa::store(o + d, Isa::mul(Isa::load(o + d), Isa::set(factor)));
+// Query rows r .. r + R of the task against one tile.
+template <int R>
+void tile_rows(const AttentionArgs* a, const AttentionTask* t, const Tile& tile, const float* kt, float* scores, int r,
+               AttentionState* state) {
+  const int dim = a->head_dim, group = a->heads / a->kv_heads;
+  const float* q[R];
+  int low[R], high[R];
+  for (int i = 0; i < R; i++) {
+    const int row = (r + i) / group;
+    q[i] = a->q + (t->row + row) * a->q_stride + (t->kv_head * group + (r + i) % group) * dim;
+    const int64_t position = t->position + row;
+    int64_t from = tile.first, to = position + 1 < tile.stop ? position + 1 : tile.stop;
+    if (a->window > 0 && position - a->window + 1 > from) from = position - a->window + 1;
+    if (from > tile.begin + kTile) from = tile.begin + kTile;
+    if (to < from) to = from;
+    low[i] = (int)(from - tile.begin);
+    high[i] = (int)(to - tile.begin);
+  }
+  float factor[R];
+  score_rows<R>(q, kt, dim, scores);
+  weigh<R>(a, scores, low, high, state->m + r, state->l + r, factor);
+  float* o = state->o + (int64_t)r * dim;
+  constexpr int kWide = R <= 4 ? 4 : 2;
+  if (dim % (kWide * Isa::kLanes) == 0) value_rows_of<R, kWide>(scores, tile, dim, factor, o);
+  else value_rows_of<R, 1>(scores, tile, dim, factor, o);
+}
+
+// Pages lie anywhere: the CPU does not find the next tile by itself, and that is half the time of a long context. The
+// tile may be of the next split: most often the same thread does that one too. Inlined by force: a function that only
+// prefetches has no effect that GCC knows of, and its calls are dropped.
+__attribute__((always_inline)) inline void prefetch_tile(const AttentionArgs* a, const AttentionTask* t, int64_t first, int64_t end) {
+  const int64_t bytes = (int64_t)a->head_dim * (a->kv_type == BAYARD_F32 ? 4 : 2);
+  for (int64_t key = first; key < end; key++) {
+    const uint8_t* row = kv_row(a, t, key);
+    for (int64_t at = 0; at < bytes; at += 64) {
+      __builtin_prefetch(row + at);
+      __builtin_prefetch(row + a->v_offset + at);
+    }
+  }
 }
 
 int64_t attention_scratch_floats(int rows, int group, int dim) {
-  return 2 * (int64_t)kTile * dim + (int64_t)rows * group * kTile;
+  (void)rows;
+  (void)group;
+  return 2 * (int64_t)kTile * dim + 8 * kTile;
 }
 
 void attention_split(const AttentionArgs* a, const AttentionTask* t, float* scratch, AttentionState* state) {
@@ -140,38 +207,24 @@ void attention_split(const AttentionArgs* a, const AttentionTask* t, float* scra
   const int64_t last = t->position + t->rows - 1;
   int64_t begin = t->key_begin, end = t->key_end < last + 1 ? t->key_end : last + 1;
   if (a->window > 0 && t->position - a->window + 1 > begin) begin = t->position - a->window + 1;
-  for (int64_t tile = begin / kTile * kTile; tile < end; tile += kTile) {
-    const int64_t first = tile > begin ? tile : begin, stop = tile + kTile < end ? tile + kTile : end;
-    if (a->kv_type == BAYARD_F32) load_tile<BAYARD_F32>(a, t, tile, first, stop, kt, v);
-    else if (a->kv_type == BAYARD_F16) load_tile<BAYARD_F16>(a, t, tile, first, stop, kt, v);
-    else load_tile<BAYARD_BF16>(a, t, tile, first, stop, kt, v);
-    for (int r = 0; r < total;) {
-      const float* q[4];
-      const int count = total - r >= 4 ? 4 : total - r;
-      for (int i = 0; i < count; i++)
-        q[i] = a->q + (t->row + (r + i) / group) * a->q_stride + (t->kv_head * group + (r + i) % group) * dim;
-      float* s = scores + r * kTile;
-      if (count == 4) score_rows<4>(q, kt, dim, s);
-      else if (count == 3) score_rows<3>(q, kt, dim, s);
-      else if (count == 2) score_rows<2>(q, kt, dim, s);
-      else score_rows<1>(q, kt, dim, s);
-      for (int i = 0; i < count; i++) {
-        const int64_t position = t->position + (r + i) / group;
-        int64_t low = first - tile, high = position + 1 < stop ? position + 1 - tile : stop - tile;
-        if (a->window > 0 && position - a->window + 1 - tile > low) low = position - a->window + 1 - tile;
-        if (low > kTile) low = kTile;
-        if (high < low) high = low;
-        const float factor = weigh(a, s + i * kTile, (int)low, (int)high, state->m + r + i, state->l + r + i);
-        scale_row(state->o + (int64_t)(r + i) * dim, dim, factor);
-      }
-      float* o = state->o + (int64_t)r * dim;
-      const int k0 = (int)(first - tile), k1 = (int)(stop - tile);
-      if (count == 4) value_rows_any<4>(s, v, dim, k0, k1, o);
-      else if (count == 3) value_rows_any<3>(s, v, dim, k0, k1, o);
-      else if (count == 2) value_rows_any<2>(s, v, dim, k0, k1, o);
-      else value_rows_any<1>(s, v, dim, k0, k1, o);
-      r += count;
-    }
+  // V is read once for 8 rows: for more it is worth turning into floats first.
+  const bool copy = total > 8 && a->kv_type != BAYARD_F32;
+  for (int64_t at = begin / kTile * kTile; at < end; at += kTile) {
+    Tile tile;
+    tile.begin = at;
+    tile.first = at > begin ? at : begin;
+    tile.stop = at + kTile < end ? at + kTile : end;
+    if (a->kv_type == BAYARD_F32) load_tile<BAYARD_F32>(a, t, &tile, copy, kt, v);
+    else if (a->kv_type == BAYARD_F16) load_tile<BAYARD_F16>(a, t, &tile, copy, kt, v);
+    else load_tile<BAYARD_BF16>(a, t, &tile, copy, kt, v);
+    prefetch_tile(a, t, tile.stop, tile.stop + kTile < last + 1 ? tile.stop + kTile : last + 1);
+    int r = 0;
+    constexpr int kMost = Isa::kRowsScore;
+    for (; kMost >= 8 && r + 8 <= total; r += 8) tile_rows<(kMost >= 8 ? 8 : 1)>(a, t, tile, kt, scores, r, state);
+    for (; kMost >= 4 && r + 4 <= total; r += 4) tile_rows<(kMost >= 4 ? 4 : 1)>(a, t, tile, kt, scores, r, state);
+    for (; kMost >= 4 && r + 3 == total; r += 3) tile_rows<(kMost >= 4 ? 3 : 1)>(a, t, tile, kt, scores, r, state);
+    for (; r + 2 <= total; r += 2) tile_rows<2>(a, t, tile, kt, scores, r, state);
+    for (; r < total; r++) tile_rows<1>(a, t, tile, kt, scores, r, state);
   }
 }
 

@@ -8,6 +8,7 @@ struct Isa {
   static constexpr int kLanes = 8;
   static constexpr int kRowsInt8 = 4;
   static constexpr int kRowsExact = 4;
+  static constexpr int kRowsScore = 2;
   using vf = __m256;
   using vi = __m256i;
 
@@ -61,6 +62,17 @@ struct Isa {
     vi bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     vi subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
     return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+  }
+  static inline float sum16(const vf* p) {
+    __m256 a = _mm256_add_ps(p[0], p[1]);
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+  }
+  static inline float top_lane(vf a) {
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
   }
   static inline void transpose(vf* r) {
     vf t[8];

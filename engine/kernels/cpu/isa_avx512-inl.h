@@ -8,6 +8,7 @@ struct Isa {
   static constexpr int kLanes = 16;
   static constexpr int kRowsInt8 = 8;   // activation rows a register tile holds
   static constexpr int kRowsExact = 8;
+  static constexpr int kRowsScore = 8;
   using vf = __m512;
   using vi = __m512i;
 
@@ -66,6 +67,14 @@ struct Isa {
     bits = _mm512_mask_sllv_epi32(bits, small, _mm512_set1_epi32(0x200000), e);
     return _mm512_castsi512_ps(bits);
   }
+  // Sum of 16 lanes by halving: i + 8, then i + 4, i + 2, i + 1.
+  static inline float sum16(const vf* p) {
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(p[0]), _mm512_extractf32x8_ps(p[0], 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+  }
+  static inline float top_lane(vf a) { return _mm512_reduce_max_ps(a); }
   // Rows become columns.
   static inline void transpose(vf* r) {
     vf t[16];

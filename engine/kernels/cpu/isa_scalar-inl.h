@@ -7,6 +7,7 @@ struct Isa {
   static constexpr int kLanes = 1;
   static constexpr int kRowsInt8 = 4;
   static constexpr int kRowsExact = 4;
+  static constexpr int kRowsScore = 2;
   using vf = float;
   using vi = int32_t;  // one number, or the 4 bytes of a lane
 
@@ -75,6 +76,14 @@ struct Isa {
     uint32_t e = *p;
     return from_bits((vi)(e < 2 ? 0x200000u << e : (e - 1) << 23));
   }
+  static inline float sum16(const vf* p) {
+    float s[8];
+    for (int i = 0; i < 8; i++) s[i] = p[i] + p[i + 8];
+    for (int width = 4; width > 0; width /= 2)
+      for (int i = 0; i < width; i++) s[i] = s[i] + s[i + width];
+    return s[0];
+  }
+  static inline float top_lane(vf a) { return a; }
   static inline void transpose(vf*) {}
   static inline vi load_bytes(const uint8_t* p) { vi v; __builtin_memcpy(&v, p, 4); return v; }
   static inline vi low4(vi v) { return v & 0x0f0f0f0f; }

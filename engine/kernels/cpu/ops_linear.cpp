@@ -8,7 +8,8 @@ namespace bayard {
 namespace {
 
 constexpr int64_t kOwnElements = 8192;        // prepared by each thread for itself rather than shared and awaited
-constexpr int64_t kCachedBytes = 384 * 1024;  // of prepared rows that stay in a core's second-level cache
+constexpr int64_t kStripBytes = 20 * 1024;   // of prepared rows that pass a piece of weights together
+constexpr int64_t kPieceBytes = 256 * 1024;  // of weights
 
 // Where prepared rows lie: floats, or int8 and their scales.
 struct Prepared {
@@ -118,23 +119,31 @@ void run_linear(Team& team, const BayardLinear& op, Rows x, const Rows* residual
   args.xmeta = p.meta;
   const LinearTileFn tile = p.q ? kernels().linear_int8[w.kind] : kernels().linear_exact[w.kind];
 
+  // A piece of weights stays in the second-level cache while all rows pass it; a strip of rows stays in the first while
+  // the piece's tiles pass it.
   const int64_t tiles = (w.n + kTileRows - 1) / kTileRows;
-  int64_t strip = std::max<int64_t>(kMaxRows, kCachedBytes / row_bytes / kMaxRows * kMaxRows);
-  const int64_t strips = (m + strip - 1) / strip;
-  strip = ((m + strips - 1) / strips + kMaxRows - 1) / kMaxRows * kMaxRows;
-  const int64_t chunk = piece(team, tiles, 1), chunks = (tiles + chunk - 1) / chunk;
-  team.each(strips * chunks, 1, [&](int64_t first, int64_t end) {
+  const int64_t strip = std::max<int64_t>(1, kStripBytes / (kMaxRows * row_bytes)) * kMaxRows;
+  const int64_t chunk = std::min(piece(team, tiles, 1), std::max<int64_t>(1, kPieceBytes / args.tile_bytes));
+  const int64_t chunks = (tiles + chunk - 1) / chunk;
+  // Few tiles for many threads: the rows are divided too.
+  int64_t bands = 1;
+  while (chunks * bands < 4 * team.size() && bands * 2 * strip <= m) bands *= 2;
+  const int64_t band = ((m + bands - 1) / bands + kMaxRows - 1) / kMaxRows * kMaxRows;
+  team.each(chunks * bands, 1, [&](int64_t first, int64_t end) {
     alignas(64) float values[kMaxRows * kTileRows];
     for (int64_t item = first; item < end; item++) {
-      const int64_t m0 = item / chunks * strip, m1 = std::min(m, m0 + strip);
+      const int64_t m0 = item / chunks * band, m1 = std::min(m, m0 + band);
       const int64_t t0 = item % chunks * chunk, t1 = std::min(tiles, t0 + chunk);
-      for (int64_t t = t0; t < t1; t++) {
-        const int count = static_cast<int>(std::min<int64_t>(kTileRows, w.n - t * kTileRows));
-        for (int64_t row = m0; row < m1; row += kMaxRows) {
-          const int rows = static_cast<int>(std::min<int64_t>(kMaxRows, m1 - row));
-          tile(&args, t, row, rows, values);
-          for (int i = 0; i < rows; i++)
-            finish(op, residual, out, row + i, t * kTileRows, count, values + i * kTileRows);
+      for (int64_t s0 = m0; s0 < m1; s0 += strip) {
+        const int64_t s1 = std::min(m1, s0 + strip);
+        for (int64_t t = t0; t < t1; t++) {
+          const int count = static_cast<int>(std::min<int64_t>(kTileRows, w.n - t * kTileRows));
+          for (int64_t row = s0; row < s1; row += kMaxRows) {
+            const int rows = static_cast<int>(std::min<int64_t>(kMaxRows, s1 - row));
+            tile(&args, t, row, rows, values);
+            for (int i = 0; i < rows; i++)
+              finish(op, residual, out, row + i, t * kTileRows, count, values + i * kTileRows);
+          }
         }
       }
     }
