@@ -66,8 +66,8 @@ def add_replica(router: Router, model: str, engine: Any, *, text: Any = None, ma
 
 
 @asynccontextmanager
-async def fake_services(folder: Path, **limits: int) -> AsyncIterator[FakeServices]:
-    """One model, one tenant `demo` with a key, an engine that answers at once."""
+async def fake_services(folder: Path, key: str | None = None, **limits: int) -> AsyncIterator[FakeServices]:
+    """One model, one tenant `demo` with a key, an engine that answers at once. key: what an earlier use had made."""
     settings = Settings(
         state_dir=folder,
         run_dir=folder,
@@ -83,7 +83,7 @@ async def fake_services(folder: Path, **limits: int) -> AsyncIterator[FakeServic
     engine = FakeEngine()
     add_replica(router, MODEL, engine)
     services = FakeServices(settings, store, tenants, router, serving, metrics, FakeSupervisor(), engine)
-    services.key = await services.new_key("demo")
+    services.key = key or await services.new_key("demo")
     try:
         yield services
     finally:

@@ -32,6 +32,11 @@ from daemon.api.admin.services import AdminServices
 from engine.errors import BayardError
 
 PREFIX = "/admin/v1"
+_MODULES = (
+    status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants,
+    settings, audit_log,
+)  # fmt: skip
+ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)
 log = structlog.get_logger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status_code: {"model": ErrorAnswer} for status_code in (400, 403, 404, 405, 422, 500, 503)
@@ -46,11 +51,8 @@ def build_admin_app(appliance: AdminServices) -> FastAPI:
     app.state.services = appliance
     app.state.machine = hardware.MachineWatch(appliance.settings.state_dir)
     every = APIRouter(prefix=PREFIX, responses=_ERRORS)
-    for module in (
-        status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants,
-        settings, audit_log,
-    ):  # fmt: skip
-        every.include_router(module.router)
+    for router in ROUTERS:
+        every.include_router(router)
     app.include_router(every)
     app.add_exception_handler(BayardError, _own_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from daemon.api.admin.access import Admin, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Item
@@ -71,7 +71,7 @@ class TenantAnswer(Answer):
 class KeyBody(Body):
     name: str = ""
     role: Role = Role.INFERENCE
-    expires_at: datetime | None = None
+    expires_at: AwareDatetime | None = None
 
 
 class KeyItem(Item):
