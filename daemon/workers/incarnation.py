@@ -17,6 +17,7 @@ import structlog
 import zmq
 
 from daemon.settings import WorkerSettings
+from daemon.workers.oom import OomCounter
 from daemon.workers.process import Spawner, WorkerProcess
 from daemon.workers.view import ExitInfo
 from daemon.workers.worker_log import last_lines
@@ -69,6 +70,7 @@ class Incarnation:
         self.progress: LoadProgress | None = None
         self.failure: ErrorInfo | None = None
         self.on_warming: Callable[[], None] | None = None
+        self._oom_before = OomCounter.read()
         self._still_s = 0.0
         self._idle_s = 0.0
         self._seen = (0.0, 0.0, time.monotonic())  # progress, cpu seconds, when looked
@@ -197,8 +199,11 @@ class Incarnation:
     def _raise_if_exited(self, when: str) -> None:
         assert self.process is not None
         if self.process.exited.done():
-            said = f": {self.failure.message}" if self.failure is not None else ""
-            raise WorkerLost(f"ended {when}, {self.process.exited.result()}{said}")
+            exit_info = self.process.exited.result()
+            cause = self.failure.message if self.failure is not None else ""
+            if not cause and exit_info.signal == signal.SIGKILL:
+                cause = OomCounter.read().since(self._oom_before)
+            raise WorkerLost(f"ended {when}, {exit_info}{': ' if cause else ''}{cause}")
 
     def _on_progress(self, progress: LoadProgress) -> None:
         self.progress = progress
