@@ -65,7 +65,7 @@ def test_smollm_logits_and_greedy_tokens_match_transformers(
     for ids, tokens, found in zip(prompt_ids, written, rows, strict=True):
         with torch.no_grad():
             wanted = truth(torch.tensor([ids + tokens])).logits[0]
-        torch.testing.assert_close(found, wanted[: len(ids)], atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(found, wanted[: len(ids)], atol=5e-4, rtol=1e-4)
         # each token is the truth's choice after the tokens before it, so the whole run is what it would have written
         assert tokens == wanted[len(ids) - 1 : -1].argmax(dim=-1).tolist()
 
