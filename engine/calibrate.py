@@ -25,7 +25,11 @@ ROWS = (1, 4, 16, 64, 256)
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _COLUMNS = 2048
-_HOST_BYTES = 96 << 20  # of matrices per kind on a CPU: above the cache of one socket's share
+_LARGE_ROWS = 4096
+_SMALL_ROWS = 512
+_MANY_ROWS = 16
+_ROUNDS = 3
+_HOST_BYTES = 64 << 20  # of matrices of one kind on a CPU: above the share of a cache that a few cores have
 _DEVICE_BYTES = 1 << 30
 
 
@@ -56,59 +60,77 @@ class Bench:
 
 def read_bytes_per_s(bench: Bench, device: torch.device, slice_s: float) -> float:
     """Streaming read of plain memory."""
-    size = _HOST_BYTES * 2 if device.type == "cpu" else _DEVICE_BYTES
+    size = 4 * _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
     data = torch.ones(size // 4, dtype=torch.float32, device=device)
     return size / bench.best_s(data.sum, slice_s, at_least=3)
 
 
-def matrices(kind: str, device: torch.device, dtype: torch.dtype) -> list[QuantTensor | torch.Tensor]:
-    """Weights of one kind, together larger than caches."""
-    total = _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
-    stored = TYPE_BY_NAME[kind]
-    rows = 4096
-    one = rows * stored.row_bytes(_COLUMNS)
-    count = max(2, total // one)
-    made: list[QuantTensor | torch.Tensor] = []
-    for _ in range(count):
-        if kind in _PLAIN:
-            made.append(torch.full((rows, _COLUMNS), 0.01, dtype=_PLAIN[kind], device=device))
-        else:
-            # 0x2c bytes: every half-precision scale in them is a normal number, so nothing runs into denormals
-            data = torch.full((rows, stored.row_bytes(_COLUMNS)), 0x2C, dtype=torch.uint8, device=device)
-            made.append(QuantTensor(kind, data, (rows, _COLUMNS)))
-    return made
+def matrix(kind: str, rows: int, device: torch.device) -> QuantTensor | torch.Tensor:
+    """A weight [rows, _COLUMNS] of this kind."""
+    if kind in _PLAIN:
+        return torch.full((rows, _COLUMNS), 0.01, dtype=_PLAIN[kind], device=device)
+    # 0x2c bytes: every half-precision scale in them is a normal number, so nothing runs into denormals
+    row_bytes = TYPE_BY_NAME[kind].row_bytes(_COLUMNS)
+    return QuantTensor(kind, torch.full((rows, row_bytes), 0x2C, dtype=torch.uint8, device=device), (rows, _COLUMNS))
 
 
-def linear_points(
-    bench: Bench, kind: str, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str], slice_s: float
-) -> list[tuple[int, float]]:
-    """(rows, seconds per weight) of the linear kernel that a model with such weights would get."""
-    query = OpQuery(device.type, _DTYPE_NAMES[dtype], weight_kind=kind, capabilities=capabilities)
-    impl = select("linear", query)
-    weights = matrices(kind, device, dtype)
-    pack = impl.pack if impl.pack is not None else lambda weight: weight
-    packed = [pack(weight) for weight in weights]
-    elements = sum(weight.shape[0] * weight.shape[1] for weight in weights)
-    del weights
-    points: list[tuple[int, float]] = []
-    for rows in ROWS:
-        x = torch.full((rows, _COLUMNS), 0.5, dtype=dtype, device=device)
+class LinearProbe:
+    """One kind of weights in the form its kernel reads, and the best times seen so far."""
 
-        def work(x: torch.Tensor = x) -> None:
-            for weight in packed:
-                impl.run(x, weight, None)
+    def __init__(self, kind: str, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str]) -> None:
+        query = OpQuery(device.type, _DTYPE_NAMES[dtype], weight_kind=kind, capabilities=capabilities)
+        impl = select("linear", query)
+        self.why = why("linear", query)
+        self._run = impl.run
+        pack = impl.pack if impl.pack is not None else lambda weight: weight
+        total = _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
+        count = max(2, total // (_LARGE_ROWS * TYPE_BY_NAME[kind].row_bytes(_COLUMNS)))
+        # Few rows: matrices that come from memory. Many: arithmetic takes longest, and one small enough to end before
+        # the scheduler gives the core to somebody else shows it undisturbed.
+        self._large = [pack(matrix(kind, _LARGE_ROWS, device)) for _ in range(count)]
+        small_rows = _SMALL_ROWS if device.type == "cpu" else 4 * _LARGE_ROWS
+        self._small = [pack(matrix(kind, small_rows, device))]
+        self._elements = {False: _LARGE_ROWS * _COLUMNS * count, True: small_rows * _COLUMNS}
+        self._inputs = {rows: torch.full((rows, _COLUMNS), 0.5, dtype=dtype, device=device) for rows in ROWS}
+        self._best: dict[int, float] = {}
 
-        if points and bench.left_s < 0.2:
-            break
-        points.append((rows, bench.best_s(work, slice_s / len(ROWS), at_least=1) / elements))
-    return points
+    def measure(self, bench: Bench, rows: int, slice_s: float) -> None:
+        many = rows >= _MANY_ROWS
+        used, x = self._small if many else self._large, self._inputs[rows]
+
+        def work() -> None:
+            for weight in used:
+                self._run(x, weight, None)
+
+        seconds = bench.best_s(work, slice_s, at_least=1) / self._elements[many]
+        self._best[rows] = min(seconds, self._best.get(rows, seconds))
+
+    def points(self) -> list[tuple[int, float]]:
+        """(rows, seconds per weight). More rows never take less time: a point that says so was disturbed."""
+        found: list[tuple[int, float]] = []
+        for rows in sorted(self._best, reverse=True):
+            seconds = self._best[rows]
+            found.append((rows, min(seconds, found[-1][1]) if found else seconds))
+        return found[::-1]
+
+
+def linear_points(bench: Bench, probes: list[LinearProbe]) -> None:
+    """Times in rounds over every kind and row count, so that a disturbance does not fall on one of them alone."""
+    for left in range(_ROUNDS, 0, -1):
+        slice_s = bench.left_s / left / (len(probes) * len(ROWS) or 1)
+        for rows in ROWS:
+            for probe in probes:
+                if left < _ROUNDS and bench.left_s <= 0:
+                    return
+                probe.measure(bench, rows, slice_s)
 
 
 def attention_rates(
     bench: Bench, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str], slice_s: float
 ) -> tuple[float, float]:
     """(KV bytes read per second by decodes, operations per second of a prompt chunk)."""
-    heads, groups, dim, page, context, sequences, chunk = 16, 4, 64, 16, 1024, 8, 256
+    # 64 MiB of keys and values in float32: more than a cache holds
+    heads, groups, dim, page, context, sequences, chunk = 16, 4, 64, 16, 1024, 32, 256
     query = OpQuery(
         device.type, _DTYPE_NAMES[dtype], kv_dtype=_DTYPE_NAMES[dtype], head_dim=dim, capabilities=capabilities
     )
@@ -187,19 +209,17 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
     names = ("bf16", "fp8", "triton", "graphs")
     capabilities = frozenset(name for name in names if getattr(can, name))
     bench = Bench(device, seconds)
-    slice_s = seconds / (len(wanted) + 4)
+    slice_s = seconds / 10
     read = read_bytes_per_s(bench, torch_device, slice_s / 2)
-    kinds: dict[str, list[tuple[int, float]]] = {}
-    kernels: dict[str, str] = {}
-    kv_read, attention_flops = attention_rates(bench, torch_device, dtype, capabilities, slice_s)
-    overhead = layer_overhead_s(bench, torch_device, dtype, capabilities, slice_s / 2)
     with torch.inference_mode():
+        kv_read, attention_flops = attention_rates(bench, torch_device, dtype, capabilities, slice_s)
+        overhead = layer_overhead_s(bench, torch_device, dtype, capabilities, slice_s / 2)
+        probes: dict[str, LinearProbe] = {}
         for kind in wanted:
-            if bench.left_s < slice_s / 2:
-                break
-            kinds[kind] = linear_points(bench, kind, torch_device, dtype, capabilities, slice_s)
-            query = OpQuery(torch_device.type, _DTYPE_NAMES[dtype], weight_kind=kind, capabilities=capabilities)
-            kernels[kind] = why("linear", query)
+            if probes and bench.left_s < seconds / 2:
+                break  # packing took long: fewer kinds, measured well
+            probes[kind] = LinearProbe(kind, torch_device, dtype, capabilities)
+        linear_points(bench, list(probes.values()))
     return {
         "device": device_name,
         "threads": torch.get_num_threads() if torch_device.type == "cpu" else 0,
@@ -208,9 +228,9 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
         "kv_read_bytes_per_s": kv_read,
         "attention_flops": attention_flops,
         "layer_overhead_s": overhead,
-        "kinds": kinds,
-        "kernels": kernels,
-        "left_out": [kind for kind in wanted if kind not in kinds],
+        "kinds": {kind: probe.points() for kind, probe in probes.items()},
+        "kernels": {kind: probe.why for kind, probe in probes.items()},
+        "left_out": [kind for kind in wanted if kind not in probes],
     }
 
 

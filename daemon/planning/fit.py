@@ -8,17 +8,23 @@ from daemon.planning.profile import MemoryEstimate, MemoryItem
 from daemon.planning.traffic import Traffic, kv_elements_per_token
 from daemon.planning.units import human_bytes, human_tokens
 from engine.messages import Knobs
-from engine.spec.model_spec import CheckpointFormat, ModelSpec
+from engine.spec.model_spec import ModelSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_PLAIN_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+# Where the CPU kernels' form of a block is larger than the file's.
+_CPU_PACKED = {"Q4_K": 37 / 36, "Q5_K": 45 / 44}
 
 WEIGHTS = "weights"
 KV_PAGES = "KV pages"
 ACTIVATIONS = "activations"
 RUNTIME = "runtime"
 
-# Interpreter, torch and its libraries in a worker without a model, resident on the host.
-_CPU_RUNTIME_BYTES = 330 << 20
+# Resident on the host beside weights, pages and activations, measured: interpreter, torch and libraries once a model is
+# loaded, and what the first steps add to that (thread stacks, allocators, code paged in).
+_CPU_LOADED_BYTES = 254 << 20
+_CPU_WARM_BYTES = 40 << 20
 # Context, libraries and graphs of a CUDA process on the device.
 _GPU_RUNTIME_BYTES = 900 << 20
 # What allocators keep beyond the live peak of a step.
@@ -49,7 +55,7 @@ class FitModel:
         return -(-tokens // self.page_tokens)
 
     def weights(self) -> MemoryItem:
-        """Weights as the worker holds them: quantised blocks stay quantised, vectors become float32."""
+        """Weights as the worker holds them: blocks stay as stored, plain numbers are at most as wide as activations."""
         held = 0
         for tensor in self.spec.tensors:
             if len(tensor.shape) < 2:
@@ -59,9 +65,9 @@ class FitModel:
         return MemoryItem(WEIGHTS, held, f"{len(self.spec.tensors)} tensors, mostly {self.spec.source_dtype}")
 
     def _matrix_bytes(self, kind: str, elements: int, stored_bytes: int) -> int:
-        if self.spec.format is CheckpointFormat.HF and kind in ("F32", "F16", "BF16"):
-            return elements * DTYPE_BYTES[self.dtype]
-        return stored_bytes
+        if kind in _PLAIN_BYTES:
+            return elements * min(_PLAIN_BYTES[kind], DTYPE_BYTES[self.dtype])
+        return int(stored_bytes * _CPU_PACKED.get(kind, 1.0)) if self.on_cpu else stored_bytes
 
     def activations(self, knobs: Knobs) -> MemoryItem:
         """Peak of a step's live tensors: the widest point of a layer, or the logits."""
@@ -83,12 +89,16 @@ class FitModel:
         return MemoryItem(ACTIVATIONS, size, f"a step of {tokens:,} tokens, {rows:,} rows of logits")
 
     def runtime(self) -> MemoryItem:
-        size = _CPU_RUNTIME_BYTES if self.on_cpu else _GPU_RUNTIME_BYTES
+        size = _CPU_LOADED_BYTES + _CPU_WARM_BYTES if self.on_cpu else _GPU_RUNTIME_BYTES
         size = max(0, size + self.correction_bytes)
         detail = "interpreter and libraries" if self.on_cpu else "device context, libraries and graphs"
         if self.correction_bytes:
             detail += f", corrected by a measured {human_bytes(self.correction_bytes)}"
         return MemoryItem(RUNTIME, size, detail)
+
+    def loaded_bytes(self) -> int:
+        """Resident memory of a CPU worker that has loaded the model and computed nothing: no page is touched yet."""
+        return self.weights().size_bytes + _CPU_LOADED_BYTES
 
     def kv(self, kv_tokens: int) -> MemoryItem:
         pages = self.pages_for(kv_tokens)

@@ -92,6 +92,7 @@ class PlanController:
         self._problem: str | None = None
         self._converged = False
         self._leaving: set[asyncio.Task[None]] = set()
+        self.after_turn: Callable[[list[WorkerView]], None] = lambda views: None  # runs in a thread
 
     async def start(self) -> None:
         """Reconcile once, then at each tick."""
@@ -125,6 +126,7 @@ class PlanController:
             try:
                 problems = await self._reconcile()
                 self._note_problem("; ".join(problems) or None)
+                await asyncio.to_thread(self.after_turn, self._supervisor.views())
             except BayardError as error:
                 self._note_problem(_told(error))
             except Exception as error:  # the border of the ticker's task; the next tick tries again
@@ -203,8 +205,10 @@ class PlanController:
                 moves += await self._bring(name, config, views.get(name), decision)
             except BayardError as error:
                 problems.append(_told(error))
-        self._converged = not moves and not problems and all(
-            name in views and views[name].state is WorkerState.READY for name in desired
+        self._converged = (
+            not moves
+            and not problems
+            and all(name in views and views[name].state is WorkerState.READY for name in desired)
         )
         return problems
 

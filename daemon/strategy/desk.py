@@ -11,6 +11,7 @@ from daemon.models.record import ModelRecord
 from daemon.models.registry import ModelRegistry
 from daemon.planning.budget import Claim
 from daemon.planning.calibrate import COMMON_KINDS, measure
+from daemon.planning.fit import FitModel
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.measurements import Measurements
@@ -18,9 +19,12 @@ from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import PlanAnswer, Profile
 from daemon.planning.rates import DeviceRates
 from daemon.planning.strategy import Strategy
+from daemon.planning.traffic import traffic_of
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.strategy.plans import AUTO, OPERATOR, Plans, SavedPlan
+from daemon.workers.states import WorkerState
+from daemon.workers.view import WorkerView
 from engine.errors import Conflict, DoesNotFit, InvalidParameter, NotFound
 from engine.spec import read_spec
 from engine.spec.model_spec import ModelSpec
@@ -60,6 +64,7 @@ class PlanningDesk:
         self._detect = detect
         self._own_memory = own_memory
         self._install = install or EngineInstall.here()
+        self._noted: set[int | None] = set()
 
     def answer(
         self, target: str, request: Request, machine: Machine | None = None, beside: Sequence[Profile] = ()
@@ -201,6 +206,23 @@ class PlanningDesk:
             )
             found.append(rates)
         return found
+
+    def note_loaded(self, views: Sequence[WorkerView]) -> None:
+        """Keep what workers that have just loaded really hold, to correct later predictions. Once a process."""
+        for view in views:
+            stats = view.stats
+            if view.pid in self._noted or view.state is not WorkerState.READY or view.config.device != "cpu":
+                continue
+            if stats is None or stats.step or not stats.rss_bytes:
+                continue
+            self._noted.add(view.pid)
+            spec = self.spec_of(view.model)
+            predicted = FitModel(
+                spec, traffic_of(spec), True, view.config.dtype, view.config.kv_dtype, view.config.page_tokens
+            ).loaded_bytes()
+            # A process that holds half or twice the prediction is not what was predicted: it would mislead.
+            if 0.5 < stats.rss_bytes / predicted < 2.0:
+                self._measurements.save_loaded_memory(view.model, view.config.device, predicted, stats.rss_bytes)
 
     def _kinds_first(self) -> list[str]:
         """Weight kinds to measure: those of imported models before the common ones."""

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.planning.fit import ACTIVATIONS, KV_PAGES, RUNTIME, WEIGHTS, FitModel
 from daemon.planning.traffic import traffic_of
 from engine.messages import Knobs
 from engine.spec import read_spec
-from engine.spec.model_spec import CheckpointFormat
 from tests.fakes.planned_models import GIB, made_spec
 
 KNOBS = Knobs(max_running=8, token_budget=264, prefill_chunk=256)
@@ -46,11 +45,30 @@ def test_kv_bytes_a_token_are_heads_times_dims_times_layers(smollm_path: Path) -
     assert replace(fit, kv_dtype="float16").kv_bytes_per_token == 2 * 3 * 64 * 30 * 2
 
 
-def test_plain_hf_weights_are_held_in_the_activations_precision() -> None:
-    fit = fit_of(kind="BF16")
-    stored = fit.weights().size_bytes
-    hf = replace(fit, spec=replace(fit.spec, format=CheckpointFormat.HF))
-    assert hf.weights().size_bytes == pytest.approx(2 * stored, rel=1e-3)
+def test_plain_weights_are_at_most_as_wide_as_activations() -> None:
+    halves = fit_of(kind="BF16")
+    assert halves.weights().size_bytes == halves.spec.weight_bytes
+    wide = fit_of(kind="F32", on_cpu=False, kv_dtype="bfloat16")
+    vectors = sum(t.size_bytes for t in wide.spec.tensors if len(t.shape) == 1)
+    assert wide.weights().size_bytes == (wide.spec.weight_bytes - vectors) // 2 + vectors
+
+
+def test_packed_size_is_what_the_cpu_library_packs() -> None:
+    library = pytest.importorskip("engine.kernels.cpu.library")
+    abi = pytest.importorskip("engine.kernels.cpu.abi")
+    if library.absent_reason() is not None:
+        pytest.skip("the CPU kernel library is not built")
+    for kind, shape in (("Q4_K", (4096, 4096)), ("Q4_1", (576, 1536)), ("BF16", (576, 1536))):
+        spec = made_spec(kind=kind, tied=True, layers=1, hidden=shape[1], vocab=512)
+        held = FitModel(spec, traffic_of(spec), True, "float32", "float32", 16).weights().size_bytes
+        number = abi.KINDS.index(kind)
+        packed = 0
+        for tensor in spec.tensors:
+            if len(tensor.shape) == 1:
+                packed += tensor.size_bytes
+            else:
+                packed += library.load().bayard_packed_bytes(number, *tensor.shape)
+        assert held == pytest.approx(packed, rel=1e-3)
 
 
 def test_items_add_up_and_are_named() -> None:
@@ -71,6 +89,7 @@ def test_measured_correction_moves_the_total_by_itself() -> None:
     assert replace(fit, correction_bytes=1 << 20).estimate(KNOBS, 4096).total_bytes == plain + (1 << 20)
 
 
+@settings(deadline=None)
 @given(budget_gib=st.floats(0.1, 64), more_gib=st.floats(0, 8))
 def test_tokens_that_fit_are_monotone_and_do_fit(budget_gib: float, more_gib: float) -> None:
     fit = fit_of(hidden=512, layers=4, heads=8, kv_heads=2, mlp=1024, vocab=4096, kind="Q4_K")
@@ -83,6 +102,7 @@ def test_tokens_that_fit_are_monotone_and_do_fit(budget_gib: float, more_gib: fl
         assert fit.estimate(KNOBS, tokens + 16).total_bytes > budget
 
 
+@settings(deadline=None)
 @given(layers=st.integers(1, 40), context=st.integers(16, 65_536), users=st.integers(1, 64), extra=st.integers(0, 4096))
 def test_memory_is_monotone_in_everything_asked_for(layers: int, context: int, users: int, extra: int) -> None:
     fit = fit_of(hidden=512, layers=layers, heads=8, kv_heads=2, mlp=1024, vocab=4096)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.planning.rates import DeviceRates, KindRate
@@ -52,6 +52,7 @@ def test_window_bounds_what_attention_reads() -> None:
     assert model(full).step(1, 0, 512).attention_s == model(sliding).step(1, 0, 512).attention_s
 
 
+@settings(deadline=None)
 @given(
     bandwidth=st.floats(1e9, 8e12),
     faster=st.floats(1, 10),
@@ -66,6 +67,7 @@ def test_speed_is_monotone_in_bandwidth_and_context(bandwidth: float, faster: fl
     assert slow.step(users + 1, 0, context).total_s >= slow.step(users, 0, context).total_s
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(1, 2000))
 def test_prefill_of_more_tokens_takes_longer_whatever_the_chunk(tokens: int, chunk: int) -> None:
     assert model().prefill_s(tokens + 1, chunk) > model().prefill_s(tokens, chunk)
@@ -88,6 +90,7 @@ def test_estimate_names_what_a_step_waits_for() -> None:
     assert model(rates=slow_steps).estimate(knobs, 8192).limited_by == "fixed overhead of a step"
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 10.0), st.floats(1.0, 20.0))
 def test_chunk_grows_with_the_pause_that_is_allowed(target_s: float, factor: float) -> None:
     cpu = DeviceRates("cpu", "cpu", 2e10, 1e11, 1e10, 1e-3, 1e-4)
