@@ -288,7 +288,7 @@ def _decode(
 def _stages(block_n: int, view: torch.Tensor) -> int:
     """Tiles of K and V in flight, as many as leave shared memory for two programs: 3 at most."""
     tile_bytes = 2 * block_n * triton.next_power_of_2(view.shape[4]) * max(2, view.element_size())
-    return max(1, min(3, (96 << 10) // tile_bytes))
+    return max(1, min(3, int((96 << 10) // tile_bytes)))
 
 
 def num_splits(programs: int, longest_tokens: int) -> int:

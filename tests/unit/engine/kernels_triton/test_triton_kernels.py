@@ -90,7 +90,7 @@ def test_rope_kv_write_matches_the_two_ops_it_joins(dim, rotary):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-@pytest.mark.parametrize(("columns", "depth"), [(10, 64), (33, 700), (8192, 33)])
+@pytest.mark.parametrize(("columns", "depth"), [(10, 64), (33, 700)] + ([(8192, 4096)] if DEVICE == "cuda" else []))
 def test_gemv_matches_the_reference_and_a_row_does_not_depend_on_the_others(dtype, rows, columns, depth):
     torch.manual_seed(4)
     x = torch.randn(rows, depth, device=DEVICE).to(dtype)
