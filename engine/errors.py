@@ -4,7 +4,8 @@
       ConfigError          exit 78: settings, files and folders the operator controls
       HardwareError        DeviceUnusable, DeviceLost
       PlanError            DoesNotFit, UnsupportedFormat
-      RequestError         4xx: InvalidParameter, ContextTooLong, ModelNotFound, NotFound, Unauthenticated, PermissionDenied, Cancelled
+      RequestError         4xx: InvalidParameter, ContextTooLong, ModelNotFound, NotFound, Unauthenticated,
+                           PermissionDenied, Cancelled
       AdmissionError       429/503: QueueFull, QuotaExceeded, Draining, NotReady
       WorkerError          5xx: WorkerLost, WorkerStalled, NumericalFault
       StoreError           MigrationFailed, Conflict
