@@ -1,0 +1,203 @@
+"""The planning desk: automatic plans as models come and go, answers by name and path, measurements that correct."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon.events import EventLog
+from daemon.models.registry import ModelRegistry
+from daemon.planning.measurements import Measurements
+from daemon.planning.plan import Request
+from daemon.planning.rates import MEASURED, DeviceRates
+from daemon.planning.strategy import Strategy
+from daemon.planning.worker_config import same_shape, worker_config
+from daemon.settings import Settings
+from daemon.store.session import Store
+from daemon.strategy.desk import OwnMemory, PlanningDesk
+from daemon.strategy.parts import own_memory, users_of
+from daemon.strategy.plans import AUTO, OPERATOR, Plans
+from engine.errors import Conflict, DoesNotFit, InvalidParameter, ModelNotFound, NotFound
+from engine.messages import WorkerStats
+from tests.fakes.planned_models import GIB, cpu_machine
+from tests.fakes.strategy_parts import FakeWorkers
+
+
+class Box:
+    """A desk whose machine tests change."""
+
+    def __init__(self, store: Store, settings: Settings, events: EventLog, plans: Plans) -> None:
+        self.machine = cpu_machine(16)
+        self.own = OwnMemory({})
+        self.models = ModelRegistry(store, settings, events)
+        self.measurements = Measurements(store)
+        self.desk = PlanningDesk(
+            settings,
+            events,
+            self.models,
+            plans,
+            self.measurements,
+            detect=lambda: self.machine,
+            own_memory=lambda: self.own,
+        )
+        self.models.on_imported = self.desk.add_imported
+
+
+@pytest.fixture
+def box(store: Store, settings: Settings, events: EventLog, plans: Plans) -> Box:
+    return Box(store, settings, events, plans)
+
+
+def test_first_import_makes_two_plans_that_differ_in_knobs_and_one_default(
+    box: Box, plans: Plans, smollm_path: Path
+) -> None:
+    box.models.import_model(smollm_path, "small", link=True)
+    latency, throughput = plans.get("latency"), plans.get("throughput")
+    assert (latency.origin, throughput.origin, plans.default()) == (AUTO, AUTO, "latency")
+    assert latency.profiles[0].model == "small"
+    assert latency.profiles[0].path == str(smollm_path.resolve())
+    assert same_shape(worker_config(latency.profiles[0]), worker_config(throughput.profiles[0]))
+    assert latency.profiles[0].knobs != throughput.profiles[0].knobs
+
+
+def test_second_model_is_added_where_it_fits_beside_the_first(box: Box, plans: Plans, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    box.models.import_model(smollm_path, "two", link=True)
+    for name in ("latency", "throughput"):
+        plan = plans.get(name)
+        assert [profile.model for profile in plan.profiles] == ["one", "two"]
+        assert plan.memory_bytes < 16 * GIB
+    configs = [worker_config(plans.get(name).profiles[1]) for name in ("latency", "throughput")]
+    assert same_shape(*configs)
+
+
+def test_model_without_room_is_left_out_and_an_event_says_why(
+    box: Box, plans: Plans, events: EventLog, smollm_path: Path
+) -> None:
+    box.machine = cpu_machine(1.6)
+    box.models.import_model(smollm_path, "one", link=True)
+    box.machine = cpu_machine(1.0)
+    box.models.import_model(smollm_path, "two", link=True)
+    assert [profile.model for profile in plans.get("latency").profiles] == ["one"]
+    (told,) = [
+        e.reason for e in events.recent() if e.kind == "plan" and e.subject == "latency" and "not added" in e.reason
+    ]
+    assert "two" in told
+    assert "needs" in told
+    assert "usable" in told
+
+
+def test_plan_name_that_an_operator_took_is_left_to_the_operator(box: Box, plans: Plans, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    box.desk.save("latency", Strategy.QUALITY, ["one"])
+    box.models.import_model(smollm_path, "two", link=True)
+    assert plans.get("latency").origin == OPERATOR
+    assert [p.model for p in plans.get("latency").profiles] == ["one"]
+    assert [p.model for p in plans.get("throughput").profiles] == ["one", "two"]
+
+
+def test_save_plans_models_beside_each_other_or_says_what_has_no_room(
+    box: Box, plans: Plans, smollm_path: Path
+) -> None:
+    for name in ("one", "two"):
+        box.models.import_model(smollm_path, name, link=True)
+    plan = box.desk.save("mine", Strategy.BALANCED, ["two", "one"], context_tokens=2048, users=4)
+    assert [p.model for p in plan.profiles] == ["two", "one"]
+    assert all(p.kv_tokens == 8192 for p in plan.profiles)
+    box.machine = cpu_machine(1.6)
+    with pytest.raises(DoesNotFit, match="one cannot run here") as caught:
+        box.desk.save("tight", Strategy.BALANCED, ["two", "one"], context_tokens=8192, users=2)
+    assert "What would" in caught.value.hint
+    with pytest.raises(InvalidParameter):
+        box.desk.save("none", Strategy.LATENCY, [])
+    with pytest.raises(InvalidParameter):
+        box.desk.save("twice", Strategy.LATENCY, ["one", "one"])
+    with pytest.raises(ModelNotFound):
+        box.desk.save("unknown", Strategy.LATENCY, ["three"])
+    assert {plan.name for plan in plans.all()} == {"latency", "throughput", "mine"}
+
+
+def test_withdraw_leaves_other_models_and_drops_empty_plans(box: Box, plans: Plans, smollm_path: Path) -> None:
+    for name in ("one", "two"):
+        box.models.import_model(smollm_path, name, link=True)
+    assert box.desk.withdraw("one") == ["latency", "throughput"]
+    assert [p.model for p in plans.get("latency").profiles] == ["two"]
+    box.desk.withdraw("two")
+    assert (list(plans.all()), plans.default()) == ([], None)
+
+
+def test_withdraw_is_refused_while_an_operators_plan_loads_the_model(box: Box, plans: Plans, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    box.desk.save("mine", Strategy.LATENCY, ["one"])
+    with pytest.raises(Conflict, match="plan mine"):
+        box.desk.withdraw("one")
+    assert plans.get("latency").profile_of("one") is not None
+
+
+def test_answer_by_name_and_by_path_is_the_same_but_for_the_name(box: Box, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    by_name = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
+    by_path = box.desk.answer(str(smollm_path), Request(Strategy.LATENCY)).chosen
+    assert by_name is not None
+    assert by_path is not None
+    assert by_name.model == "one"
+    assert by_name == by_path.with_model("one", by_name.path)
+    with pytest.raises(ModelNotFound):
+        box.desk.answer("on", Request(Strategy.LATENCY))
+
+
+def test_own_workers_memory_is_free_for_a_new_plan(box: Box, smollm_path: Path) -> None:
+    box.machine = cpu_machine(16, available_gib=1.2)
+    asked = Request(Strategy.LATENCY, context_tokens=8192, users=4)
+    assert box.desk.answer(str(smollm_path), asked).chosen is None
+    box.own = OwnMemory({"cpu": 4 * GIB})
+    assert box.desk.answer(str(smollm_path), asked).chosen is not None
+
+
+def test_loaded_worker_corrects_the_next_prediction_once(box: Box, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    before = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
+    assert before is not None
+    workers = FakeWorkers({"one": msgspec.structs.replace(worker_config(before), worker_id="one")})
+    (view,) = workers.views()
+    loaded = replace(view, pid=7, stats=WorkerStats(rss_bytes=400 << 20))
+    box.desk.note_loaded([replace(loaded, stats=WorkerStats(step=3, rss_bytes=900 << 20))])  # it has computed: too late
+    box.desk.note_loaded([loaded])
+    box.desk.note_loaded([replace(loaded, stats=WorkerStats(rss_bytes=450 << 20))])
+    after = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
+    assert after is not None
+    moved = after.memory.total_bytes - before.memory.total_bytes
+    assert moved == box.measurements.memory_correction("one", "cpu") != 0
+
+
+def test_measured_rates_replace_shipped_ones(box: Box, smollm_path: Path) -> None:
+    shipped = box.desk.answer(str(smollm_path), Request(Strategy.LATENCY))
+    assert any("bayard calibrate" in note for note in shipped.notes)
+    assert shipped.chosen is not None
+    rates = DeviceRates("cpu", "Some CPU", 1e12, 1e13, 1e13, 1e-6, 1e-7, source=MEASURED)
+    box.measurements.save_rates(rates)
+    measured = box.desk.answer(str(smollm_path), Request(Strategy.LATENCY))
+    assert measured.chosen is not None
+    assert measured.chosen.speed.rates_source == MEASURED
+    assert measured.chosen.speed.decode_tok_s > 10 * shipped.chosen.speed.decode_tok_s
+    assert not any("bayard calibrate" in note for note in measured.notes)
+
+
+def test_calibrate_of_a_device_that_is_not_here_is_refused(box: Box) -> None:
+    with pytest.raises(NotFound, match="cuda:9"):
+        box.desk.calibrate(1.0, "cuda:9")
+
+
+def test_users_and_memory_are_read_from_plans_and_workers(box: Box, plans: Plans, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    config = worker_config(plans.get("latency").profiles[0])
+    views = FakeWorkers({"one": config}, rss_bytes=123).views()
+    assert users_of("one", plans, views) == [
+        "plan latency (automatic)",
+        "plan throughput (automatic)",
+        "worker one (ready)",
+    ]
+    assert own_memory(views).held_bytes == {"cpu": 123}
