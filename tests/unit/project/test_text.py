@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,14 @@ FORBIDDEN = {
 }
 
 
-def sources() -> Iterator[Path]:
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        hidden = any(part in SKIPPED or (part.startswith(".") and part != ".ci") for part in parts)
-        if path.is_file() and not hidden and (path.suffix in KINDS or path.name in ("Makefile", "run")):
-            yield path
+@cache
+def sources() -> list[Path]:
+    found = []
+    for folder, below, files in os.walk(ROOT):
+        below[:] = [name for name in below if name not in SKIPPED and (not name.startswith(".") or name == ".ci")]
+        paths = [Path(folder, name) for name in files]
+        found += [path for path in paths if path.suffix in KINDS or path.name in ("Makefile", "run")]
+    return sorted(found)
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
