@@ -11,6 +11,7 @@ from engine.core import EngineCore
 from engine.devices import Device, open_device
 from engine.devices.cpu import usable_cpus
 from engine.errors import DoesNotFit, InvalidParameter
+from engine.kernels.cpu import library as cpu_library
 from engine.kv.layout import PageLayout, solve_layout
 from engine.messages import WorkerConfig
 from engine.models import load_model
@@ -35,6 +36,8 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     notes: list[str] = []
     if device.torch_device.type == "cpu":
         torch.set_num_threads(config.threads or usable_cpus())
+        if cpu_library.absent_reason() is None:
+            cpu_library.set_threads(config.threads)
     spec = read_spec(config.model_path)
     dtype = _dtype("dtype", config.dtype, device.default_dtype)
     kv_dtype = _dtype("kv_dtype", config.kv_dtype, dtype)
