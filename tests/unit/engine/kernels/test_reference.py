@@ -84,6 +84,26 @@ def test_rope_rotates_pairs_half_a_head_apart_and_leaves_the_rest() -> None:
     assert torch.equal(qkv[..., 6:], before[..., 6:])
 
 
+def test_rope_kv_write_rotates_q_and_stores_rotated_k_and_plain_v() -> None:
+    qkv = rand(5, 6, 8)
+    q, k, v = qkv[:, :2].clone(), qkv[:, 2:4].clone(), qkv[:, 4:].clone()
+    angles = torch.outer(torch.arange(9.0), torch.tensor([1.0, 0.1, 0.01, 0.001]))
+    table, positions = torch.cat((angles.cos(), angles.sin()), dim=1), torch.tensor([2, 3, 4, 0, 8])
+    view, at = torch.full((3, 2, 2, PAGE, 8), torch.nan), torch.arange(5)
+    pages, offsets = 2 - at // PAGE, at % PAGE
+    reference.rope_kv_write(qkv[:, :2], qkv[:, 2:4], qkv[:, 4:], positions, table, view, pages, offsets)
+    reference.rope(q, k, positions, table)
+    assert torch.equal(qkv[:, :2], q)
+    assert torch.equal(view[pages, 0, :, offsets], k)
+    assert torch.equal(view[pages, 1, :, offsets], v)
+    assert int(view.isnan().sum()) == view.numel() - 2 * 5 * 2 * 8
+
+
+def test_pick_greedy_takes_the_first_largest_and_flags_rows_that_are_not_finite() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0], [torch.nan, 1.0, 2.0], [1.0, torch.inf, 0.0], [0.0, -torch.inf, 1.0]])
+    assert reference.pick_greedy(logits).tolist() == [1, -1, -1, -1]
+
+
 def test_silu_mul_takes_the_gate_first() -> None:
     gate, up = rand(3, 8), rand(3, 8, seed=1)
     found = reference.silu_mul(torch.cat((gate, up), dim=1))
