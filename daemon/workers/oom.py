@@ -24,7 +24,7 @@ class OomCounter:
         return cls(_field(folder / "memory.oom_control", "oom_kill"), _number(folder / "memory.limit_in_bytes"))
 
     def since(self, before: OomCounter) -> str:
-        """What a SIGKILL between the two readings is put down to; empty if memory was not the cause, or nobody knows."""
+        """The cause of a SIGKILL between the two readings; empty if memory was not it, or nobody knows."""
         if self.kills is None or before.kills is None or self.kills <= before.kills:
             return ""
         bound = f"; its limit is {self.limit_bytes / 2**30:.1f} GiB" if self.limit_bytes is not None else ""

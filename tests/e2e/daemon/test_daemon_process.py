@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.e2e.daemon.conftest import MODEL, Daemon
 
@@ -34,6 +35,7 @@ def test_daemon_without_a_model_starts_fast_stays_small_and_says_it_is_not_ready
     assert daemon.wait() == 0
 
 
+@pytest.mark.slow
 def test_real_worker_answers_through_the_daemon_which_never_loads_torch(daemon: Daemon, key: str) -> None:
     daemon.start()
     daemon.until_serving()
@@ -44,7 +46,8 @@ def test_real_worker_answers_through_the_daemon_which_never_loads_torch(daemon: 
         "temperature": 0,
     }
     headers = {"authorization": f"Bearer {key}"}
-    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
+    url = f"{daemon.url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers=headers, timeout=60).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
     maps = Path(f"/proc/{daemon.pid}/maps").read_text()
     assert "_pydantic_core" in maps, "the maps do show loaded modules"
@@ -58,6 +61,13 @@ def test_real_worker_answers_through_the_daemon_which_never_loads_torch(daemon: 
     assert f'bayard_requests_total{{model="{MODEL}",outcome=' in metrics
     shown = daemon.command("status", "--json").stdout
     assert f'"model": "{MODEL}"' in shown
+    first = daemon.worker()["pid"]
+    os.kill(first, signal.SIGKILL)
+    daemon.until(
+        lambda: daemon.worker()["pid"] not in (first, None) and daemon.admin("status")["models"] == [MODEL], 60
+    )
+    again = httpx.post(url, json=body, headers=headers, timeout=60).json()
+    assert again["choices"][0]["message"] == answer["choices"][0]["message"]
 
 
 def datagrams_until_silence(manager: socket.socket) -> int:
