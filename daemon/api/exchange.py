@@ -78,7 +78,7 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self.request_id.encode())],
+                "headers": [*headers, (b"x-request-id", self.request_id.encode()), *self._rate_headers()],
             }
         )
 
@@ -93,6 +93,20 @@ class Exchange:
         """Return when the client has gone. Only after the body was read."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    def _rate_headers(self) -> list[tuple[bytes, bytes]]:
+        """What is left of the tenant's rates, in OpenAI's words, where it has any."""
+        if self.principal is None:
+            return []
+        headers: list[tuple[bytes, bytes]] = []
+        for what, rate in self.services.tenants.admission.rates_of(self.principal):
+            for name, value in (
+                ("limit", str(rate.per_minute)),
+                ("remaining", str(rate.remaining)),
+                ("reset", duration(rate.full_in_s)),
+            ):
+                headers.append((f"x-ratelimit-{name}-{what}".encode(), value.encode()))
+        return headers
 
     def _check_media_type(self) -> None:
         kind = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
@@ -142,6 +156,14 @@ class Exchange:
                         return
         except TimeoutError:
             return
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI's clients read it: 12ms, 3s, 6m0s."""
+    if seconds < 1.0:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def too_large(size: int, most: int) -> RouteRefusal:

@@ -41,6 +41,7 @@ class ServingPath:
         self._router = router
         self._metrics = metrics
         self._max_choices = max_choices
+        tenants.usage.on_lost = metrics.usage_unrecorded.inc
         self._text_threads = ThreadPoolExecutor(min(MAX_TEXT_THREADS, os.cpu_count() or 1), thread_name_prefix="text")
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class ServingPath:
             live.state = RequestState.PREPARING
             replica = self._router.replica_for(request.model)
             prompts = await asyncio.get_running_loop().run_in_executor(
-                self._text_threads, prepare_prompts, request, replica.text
+                self._text_threads, prepare_prompts, request, replica.text, replica.max_context_tokens
             )
             generation = self._build(live, request, principal, replica, prompts, ticket)
         except BaseException as error:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from daemon.serving.request import ChatPrompt, GenerationRequest, Prompt, Sampling, TextPrompt
+from daemon.serving.request import ChatPrompt, GenerationRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from daemon.tenants.limits import TenantLimits
 from engine.errors import ContextTooLong, InvalidParameter
 from engine.messages import SamplingParams
 
 if TYPE_CHECKING:
     from engine.text import TextPipeline
+
+_LONGEST: WeakKeyDictionary[TextPipeline, int] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,16 @@ class PreparedPrompt:
     echo: str = ""
 
 
-def prepare_prompts(request: GenerationRequest, text: TextPipeline) -> list[PreparedPrompt]:
+def prepare_prompts(request: GenerationRequest, text: TextPipeline, max_context_tokens: int) -> list[PreparedPrompt]:
     """Render and tokenise. Blocks: in proportion to the text; runs in a thread.
 
-    Raises: InvalidParameter
+    Raises: InvalidParameter; ContextTooLong for a text so long that no tokenizing is needed to know
     """
+    longest = _longest_token_bytes(text)
+    for prompt in request.prompts:
+        fewest = -(-_text_bytes(prompt) // longest)
+        if fewest > max_context_tokens:
+            raise _too_long(request, f"at least {fewest:,}", max_context_tokens)
     return [_prepare(prompt, request, text) for prompt in request.prompts]
 
 
@@ -68,12 +76,7 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, context: int, li
         context = min(context, limits.max_context_tokens)
     room = context - prompt_tokens
     if room < 1:
-        raise ContextTooLong(
-            f"The prompt has {prompt_tokens:,} tokens; "
-            f"the model {request.model} here allows {context:,} for prompt and answer.",
-            "Shorten it, or ask for a model with a longer context.",
-            param="messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt",
-        )
+        raise _too_long(request, f"{prompt_tokens:,}", context)
     asked, most = request.sampling.max_tokens, limits.max_output_tokens
     if asked is None:
         return room if most is None else min(room, most)
@@ -91,6 +94,30 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, context: int, li
             param="max_tokens",
         )
     return max(1, asked)
+
+
+def _too_long(request: GenerationRequest, tokens: str, context: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"The prompt has {tokens} tokens; the model {request.model} here allows {context:,} for prompt and answer.",
+        "Shorten it, or ask for a model with a longer context.",
+        param="messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt",
+    )
+
+
+def _longest_token_bytes(text: TextPipeline) -> int:
+    found = _LONGEST.get(text)
+    if found is None:
+        found = max(1, *(len(text.token_bytes(token_id)) for token_id in range(text.vocab_size)))
+        _LONGEST[text] = found
+    return found
+
+
+def _text_bytes(prompt: Prompt) -> int:
+    """Bytes that surely become tokens: a template may strip what stands around a text."""
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.token_ids)  # a token is a byte or more
+    texts = [prompt.text] if isinstance(prompt, TextPrompt) else [str(m["content"]) for m in prompt.messages]
+    return sum(len(one.strip().encode("utf-8", "surrogatepass")) for one in texts)
 
 
 def _shifted(seed: int, by: int) -> int:

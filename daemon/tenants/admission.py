@@ -69,6 +69,13 @@ class Admission:
         load = self._loads.get(tenant_id)
         return load.running if load else 0
 
+    def rates_of(self, principal: Principal) -> list[tuple[str, Bucket]]:
+        """The tenant's rates by what they count, "requests" or "tokens", as they stand now."""
+        load = self._loads.get(principal.tenant_id)
+        if load is None:
+            return []
+        return [(what, rate) for what, rate in (("requests", load.requests), ("tokens", load.tokens)) if rate]
+
     async def enter(self, principal: Principal, model: str, weight: int) -> Ticket:
         """Wait for a place. Blocks: while the tenant runs as much as it may.
 

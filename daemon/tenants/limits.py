@@ -39,6 +39,18 @@ class Bucket:
         missing = min(amount, self.per_minute) - self._level
         return max(0.0, missing * MINUTE_S / self.per_minute)
 
+    @property
+    def remaining(self) -> int:
+        """What can be taken now."""
+        self._refill()
+        return max(0, int(self._level))
+
+    @property
+    def full_in_s(self) -> float:
+        """Seconds until nothing of it is used any more."""
+        self._refill()
+        return max(0.0, (self.per_minute - self._level) * MINUTE_S / self.per_minute)
+
     def take(self, amount: float) -> None:
         self._refill()
         self._level -= amount

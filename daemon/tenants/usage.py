@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +18,7 @@ from daemon.tenants.principal import Principal
 from engine.errors import StoreError
 
 SETTLE_EVERY_S = 1.0
+MAX_OPEN_SLOTS = 20_000  # while the store fails
 log = structlog.get_logger(__name__)
 _Slot = tuple[datetime, str, str, str]  # minute, tenant, key, model
 
@@ -63,6 +65,7 @@ class UsageLedger:
         self._open: dict[_Slot, UsageSum] = {}
         self._used_at: dict[str, datetime] = {}
         self._task: asyncio.Task[None] | None = None
+        self.on_lost: Callable[[int], object] = lambda requests: None  # requests whose usage is not recorded
 
     def add(self, principal: Principal, model: str, used: UsageSum) -> None:
         now = utc_now()
@@ -104,6 +107,11 @@ class UsageLedger:
         for slot, kept in sums.items():
             self._open.setdefault(slot, UsageSum()).add(kept)
         self._used_at = used_at | self._used_at
+        surplus = sorted(self._open)[: max(0, len(self._open) - MAX_OPEN_SLOTS)]
+        lost = sum(self._open.pop(slot).requests for slot in surplus)
+        if lost:
+            log.error("usage_lost", requests=lost)
+            self.on_lost(lost)
 
     async def _settle_regularly(self) -> None:
         failing = False

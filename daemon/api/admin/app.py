@@ -25,6 +25,7 @@ from daemon.api.admin import (
     status,
     summary,
     tenants,
+    usage_report,
     workers,
 )
 from daemon.api.admin.answers import ErrorAnswer
@@ -34,7 +35,7 @@ from engine.errors import BayardError
 PREFIX = "/admin/v1"
 _MODULES = (
     status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants,
-    settings, audit_log,
+    settings, audit_log, usage_report,
 )  # fmt: skip
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)
 log = structlog.get_logger(__name__)

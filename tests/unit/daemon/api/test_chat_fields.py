@@ -12,6 +12,7 @@ import pytest
 from daemon.api.openai import chat_request
 from daemon.tenants.limits import TenantLimits
 from tests.fakes.fake_services import MODEL, FakeServices
+from tests.fakes.fake_text import ByteText
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -203,6 +204,20 @@ async def test_prompt_beyond_the_context_tells_both_numbers(http: httpx.AsyncCli
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "3,0" in error["message"]
     assert "2,048" in error["message"]
+
+
+async def test_prompt_far_beyond_the_context_is_refused_without_tokenizing(
+    http: httpx.AsyncClient, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenize(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("megabytes were tokenized for nothing")
+
+    monkeypatch.setattr(ByteText, "render_chat", tokenize)
+    for text in ("x" * 4_000_000, "🙂" * 1_000_000):
+        response = await http.post(CHAT, json=chat(messages=[{"role": "user", "content": text}]))
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "at least 4,000,000" in error["message"]
 
 
 async def test_tenant_bounds_on_tokens_hold(base_url: str, services: FakeServices) -> None:

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from daemon.api.exchange import duration
 from daemon.api.http import PublicApp
 from daemon.api.routes import AuthRule
 from daemon.tenants.limits import TenantLimits
@@ -229,6 +230,20 @@ async def test_quota_refusal_tells_when_to_come_back(base_url: str, services: Fa
     assert response.status_code == 429
     assert error_of(response)["code"] == "quota_exceeded"
     assert 50 < int(response.headers["retry-after"]) <= 60
+
+
+async def test_rates_are_told_in_headers_where_there_are_any(base_url: str, services: FakeServices) -> None:
+    key = await services.new_key("rated", TenantLimits(requests_per_minute=10, tokens_per_minute=10_000))
+    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
+        for stream in (False, True):
+            response = await http.post(CHAT, json={**GOOD, "stream": stream}, headers={"x-api-key": key})
+        assert response.headers["x-ratelimit-limit-requests"] == "10"
+        assert response.headers["x-ratelimit-remaining-requests"] == "8"
+        assert response.headers["x-ratelimit-reset-requests"] == "12s"
+        assert int(response.headers["x-ratelimit-remaining-tokens"]) < 10_000
+        free = await http.post(CHAT, json=GOOD, headers={"x-api-key": services.key})
+    assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+    assert [duration(value) for value in (0.0123, 3.2, 360.0)] == ["12ms", "3s", "6m0s"]
 
 
 async def test_metrics_count_requests_by_model_and_route(http: httpx.AsyncClient) -> None:

@@ -67,6 +67,25 @@ async def test_failed_settlement_is_kept_for_the_next(store: Store, monkeypatch:
     assert sum(row.output_tokens for row in rows(store)) == 8
 
 
+async def test_usage_beyond_the_bound_is_lost_and_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(fn: Any) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr("daemon.tenants.usage.MAX_OPEN_SLOTS", 2)
+    lost: list[int] = []
+    ledger = UsageLedger(store)
+    ledger.on_lost = lost.append
+    for number in range(3):
+        ledger.add(ONE, f"m{number}", UsageSum(requests=2))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write", fail)
+        with pytest.raises(StoreError):
+            await ledger.settle()
+    await ledger.settle()
+    assert lost == [2]
+    assert len(rows(store)) == 2
+
+
 async def test_stop_in_the_middle_of_a_settlement_counts_once(store: Store) -> None:
     ledger = UsageLedger(store)
     ledger.add(ONE, "m", UsageSum(requests=1))

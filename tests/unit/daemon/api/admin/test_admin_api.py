@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from daemon.api.admin.app import PREFIX, ROUTERS, build_admin_app
 from daemon.api.admin.peer import AdminRole, caller_of
 from daemon.tenants import audit
+from daemon.tenants.usage import UsageSum
 from daemon.workers.states import WorkerState
 from daemon.workers.view import ExitInfo
 from tests.fakes.fake_admin import AdminParts, admin_socket, knobs_of, worker_view
@@ -272,6 +273,22 @@ async def test_audit_is_paged_and_verified(admin: httpx.AsyncClient) -> None:
     assert rest["items"][0]["subject"] == "tenant:a"
     assert rest["next"] is None
     assert (await admin.get("audit/verify")).json()["whole"] is True
+
+
+async def test_usage_is_summed_as_asked(admin: httpx.AsyncClient, parts: AdminParts, services: FakeServices) -> None:
+    principal = services.tenants.authenticate(services.key)
+    for model in ("a", "a", "b"):
+        parts.tenants.usage.add(principal, model, UsageSum(requests=1, prompt_tokens=3, output_tokens=2))
+    await parts.tenants.usage.settle()
+    for by in ("minute", "hour", "day", "none"):
+        items = (await admin.get(f"usage?by={by}")).json()["items"]
+        assert sorted((item["model"], item["requests"], item["output_tokens"]) for item in items) == [
+            ("a", 2, 4),
+            ("b", 1, 2),
+        ]
+    assert (await admin.get("usage?until=2020-01-01T00:00:00Z")).json()["items"] == []
+    assert (await admin.get("usage?since=2020-01-01T00:00:00Z")).status_code == 400
+    assert (await admin.get("usage?since=2020-01-01T00:00:00")).status_code == 400
 
 
 async def test_schedule_shows_the_day_and_refuses_unknown_plans(admin: httpx.AsyncClient) -> None:
