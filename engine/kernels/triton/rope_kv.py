@@ -90,10 +90,11 @@ def _rope_kv_write_kernel(
                 tl.store(to + rest, kept.to(view.dtype.element_ty), mask=beyond)
     else:
         group = head - NUM_Q - NUM_KV
-        lanes = tl.arange(0, BLOCK_D)
-        mask = lanes < DIM
-        values = tl.load(v + token * v_token_stride + group * v_head_stride + lanes, mask=mask, other=0.0)
-        tl.store(target + plane_stride + group * head_stride + lanes, values.to(view.dtype.element_ty), mask=mask)
+        all_lanes = tl.arange(0, BLOCK_D)
+        in_dim = all_lanes < DIM
+        values = tl.load(v + token * v_token_stride + group * v_head_stride + all_lanes, mask=in_dim, other=0.0)
+        value_at = target + plane_stride + group * head_stride + all_lanes
+        tl.store(value_at, values.to(view.dtype.element_ty), mask=in_dim)
 
 
 def rope_kv_write(
