@@ -6,9 +6,8 @@ import structlog
 
 from daemon.api.errors import WireError, foreign_error, route_error, wire_error
 from daemon.api.exchange import ClientGone, Exchange, Receive, RouteRefusal, Scope, Send
-from daemon.api.openai.handlers import Generating
 from daemon.api.openai.reply import error_data
-from daemon.api.routes import AuthRule, Found, RouteTable, public_routes
+from daemon.api.routes import AuthRule, Found, public_table
 from daemon.api.services import Services
 from daemon.api.sse import StreamKeeper
 from engine.errors import BayardError
@@ -22,7 +21,7 @@ class PublicApp:
     def __init__(self, services: Services, keeper: StreamKeeper | None = None) -> None:
         self.services = services
         self.keeper = StreamKeeper() if keeper is None else keeper
-        self.table = RouteTable(public_routes(Generating(self.keeper)))
+        self.table = public_table(self.keeper)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from daemon.api import health
+from daemon.api import health, openapi
 from daemon.api.exchange import Exchange
 from daemon.api.openai import models
 from daemon.api.openai.handlers import Generating
+from daemon.api.sse import StreamKeeper
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -75,4 +76,9 @@ def public_routes(generating: Generating) -> list[Route]:
         Route("GET", "/healthz", AuthRule.OPEN, health.healthz),
         Route("GET", "/readyz", AuthRule.OPEN, health.readyz),
         Route("GET", "/metrics", AuthRule.OPEN, health.metrics),
+        Route("GET", "/openapi.json", AuthRule.OPEN, openapi.openapi),
     ]
+
+
+def public_table(keeper: StreamKeeper | None = None) -> RouteTable:
+    return RouteTable(public_routes(Generating(StreamKeeper() if keeper is None else keeper)))

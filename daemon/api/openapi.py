@@ -1,0 +1,101 @@
+"""GET /openapi.json: the public HTTP API, described from the route table and the structs that check the bodies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from daemon import __version__
+from daemon.api.exchange import Exchange
+from daemon.api.openai.chat_request import ChatBody
+from daemon.api.openai.completion_request import CompletionBody
+from daemon.api.openai.reply import encode
+
+if TYPE_CHECKING:
+    from daemon.api.routes import Route
+
+BODIES: dict[str, type[msgspec.Struct]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+KEYED_ERRORS = (401, 403, 429, 503)
+BODY_ERRORS = (400, 404, 413, 415)
+_MESSAGES = {
+    200: "The answer; a stream of events where stream is true.",
+    400: "A field is wrong, or the prompt does not fit.",
+    401: "The key is missing or not known.",
+    403: "The key may not do this.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "A limit of the tenant is used up.",
+    500: "A fault of Bayard.",
+    503: "Not now; see Retry-After.",
+}
+
+
+async def openapi(exchange: Exchange) -> None:
+    """GET /openapi.json"""
+    await exchange.respond(200, document())
+
+
+@cache
+def document() -> bytes:
+    from daemon.api.routes import public_table
+
+    return encode(describe(public_table().routes))
+
+
+def describe(routes: tuple[Route, ...]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of these routes."""
+    schemas, components = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
+    bodies = dict(zip(BODIES, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, bodies.get(route.path))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Bayard", "version": __version__, "description": "OpenAI-compatible inference."},
+        "paths": paths,
+        "components": {
+            "schemas": components | {"Error": _error_schema()},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, body: dict[str, Any] | None) -> dict[str, Any]:
+    keyed = route.auth.value == "key"
+    statuses = {200, 500, 503, *(KEYED_ERRORS if keyed else ()), *(BODY_ERRORS if body else ())}
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}{route.template.replace('/', '_').strip('{}')}",
+        "responses": {},
+    }
+    if route.path.endswith("/"):
+        statuses.add(404)
+        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for status in sorted(statuses):
+        operation["responses"][str(status)] = _response(status, route)
+    if keyed:
+        operation["security"] = [{"bearer": []}]
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation
+
+
+def _response(status: int, route: Route) -> dict[str, Any]:
+    if status == 200:
+        kinds = ["text/plain"] if route.path == "/metrics" else ["application/json"]
+        if route.path in BODIES:
+            kinds.append("text/event-stream")
+        return {"description": _MESSAGES[status], "content": {kind: {} for kind in kinds}}
+    if route.auth.value == "open" and status == 503:
+        return {"description": "Not healthy, or not ready; the reasons are in it.", "content": {"application/json": {}}}
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": _MESSAGES[status], "content": {"application/json": {"schema": schema}}}
+
+
+def _error_schema() -> dict[str, Any]:
+    nullable = {"type": ["string", "null"]}
+    fields = {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable}
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"type": "object", "properties": {"error": error}, "required": ["error"]}
