@@ -167,8 +167,8 @@ class Appliance:
             if hasattr(self, "supervisor"):
                 self.supervisor.hurry()
             return
-        log.info("stop_asked", cause=cause, grace_s=self.settings.workers.stop_grace_s)
         self._stop_asked.set()
+        log.info("stop_asked", cause=cause, grace_s=self.settings.workers.stop_grace_s)
 
     async def stop(self) -> None:
         """Refuse new requests, let running ones finish for stop_grace_s, then stop every part. Once only."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -17,7 +17,7 @@ QUIET = ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "apscheduler", 
 
 def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send structlog and the standard library's loggers to stderr in one form. Mutates: both, process-wide."""
-    out = stream or sys.stderr
+    out = _Unbreakable(stream or sys.stderr)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -32,10 +32,10 @@ def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, out)),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(out)
+    handler = logging.StreamHandler(cast(TextIO, out))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, _name_of_logger],
@@ -47,6 +47,30 @@ def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     root.setLevel(LEVELS[settings.level])
     for name in QUIET:
         logging.getLogger(name).setLevel(max(LEVELS[settings.level], logging.WARNING))
+
+
+class _Unbreakable:
+    """A log that has nowhere to go loses lines; it never stops the work that it tells about."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost_lines = 0
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):  # the reader went away, the disk is full, the stream is closed
+            self.lost_lines += 1
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost_lines += 1
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 def set_up_command_logging() -> None:

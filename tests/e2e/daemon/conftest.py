@@ -57,7 +57,7 @@ class Daemon:
         assert not ok or done.returncode == 0, done.stderr
         return done
 
-    def start(self, *flags: str, wait: bool = True) -> None:
+    def start(self, *flags: str, wait: bool = True, stderr: int | None = None) -> None:
         self.started_mono = time.monotonic()
         with (self.state_dir / "serve.log").open("w") as log:
             self.process = subprocess.Popen(
@@ -66,7 +66,7 @@ class Daemon:
                     *("--port", "0", "--grpc-port", "0", *flags),
                 ],
                 stdout=log,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
                 text=True,
                 cwd=ROOT,
                 env=self._env(),

@@ -102,6 +102,17 @@ def test_systemd_is_told_ready_status_watchdog_and_stopping(daemon: Daemon) -> N
     assert daemon.wait() == 0
 
 
+def test_daemon_whose_log_lost_its_reader_serves_and_stops(daemon: Daemon) -> None:
+    reading, writing = os.pipe()
+    daemon.start(stderr=writing, wait=False)
+    os.close(writing)
+    with open(reading) as log:
+        assert any(" ready " in line for line in log)
+    assert daemon.command("status").returncode == 0
+    os.kill(daemon.pid, signal.SIGTERM)
+    assert daemon.wait() == 0
+
+
 def test_hangup_does_not_end_the_daemon(daemon: Daemon) -> None:
     daemon.start()
     os.kill(daemon.pid, signal.SIGHUP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -41,6 +42,17 @@ def test_level_holds_for_both() -> None:
     structlog.get_logger("x").warning("quiet")
     logging.getLogger("library").warning("quiet")
     assert out.getvalue() == ""
+
+
+def test_log_without_a_reader_stops_nothing() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1) as out:
+        set_up_logging(LogSettings(), out)
+        structlog.get_logger("x").info("into the void")
+        logging.getLogger("library").warning("so is this")
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), writing)  # so that closing finds somewhere to write
 
 
 def test_exception_is_one_json_line() -> None:
