@@ -168,6 +168,8 @@ def main(words: list[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="bayard-shape-") as folder:
             built = build(arguments, Path(folder))
+            while built.core.prepare():
+                pass
             start_s = round(time.monotonic() - begun, 1)
             origin = provenance("offline", arguments.device)
             shown = {"scale": arguments.scale, "dtype": arguments.dtype, "activation": arguments.activation}

@@ -95,6 +95,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self.scheduler.requests or self._pending or self._inflight)
 
+    def prepare(self) -> bool:
+        """Use an idle moment: get one more thing ready that a later step would wait for. False: all is ready."""
+        return self.runner.prepare(self.scheduler.knobs.max_running)
+
     # ---------------------------------------------------------------- a step
 
     def step(self) -> StepReport:

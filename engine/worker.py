@@ -58,6 +58,7 @@ class Worker:
         self._socket.connect(config.endpoint)
         self._parent = os.getppid()
         self._beat = 0
+        self._unprepared = True  # graphs may be left to capture
         self._stopping = False
         self._last_progress_mono = 0.0
         self._last_sent_mono = 0.0
@@ -111,12 +112,15 @@ class Worker:
     def _loop(self, engine: BuiltEngine) -> None:
         core = engine.core
         while not self._stopping:
-            self._take_commands(core, wait_s=0.0 if core.has_work() else self.config.heartbeat_s)
+            idle = not core.has_work() and not self._unprepared
+            self._take_commands(core, wait_s=self.config.heartbeat_s if idle else 0.0)
             self._beat += 1
             if core.has_work():
                 report = core.step()
                 self._send(StepReport(report.deltas, self._stats(engine)))
-            elif time.monotonic() - self._last_sent_mono >= self.config.heartbeat_s:
+            elif self._unprepared:
+                self._unprepared = core.prepare()
+            if time.monotonic() - self._last_sent_mono >= self.config.heartbeat_s:
                 self._send(Heartbeat(self._stats(engine)))
             if os.getppid() != self._parent:
                 log.error("daemon_gone parent=%d", self._parent)

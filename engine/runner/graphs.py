@@ -1,6 +1,7 @@
 """Decode steps as replayed device graphs, at bucketed batch sizes.
 
-A bucket is captured the first time a batch needs it, larger batches' graphs sharing one memory pool. Rows that pad a
+Sizes are captured in idle time, the largest first since the later ones fit the memory it took, and at the latest when
+a batch needs them. Rows that pad a
 batch read and write the null page and the pool's spare place. Inputs go through one pinned buffer and one copy.
 """
 
@@ -62,6 +63,15 @@ class DecodeGraphs:
     @property
     def sizes(self) -> list[int]:
         return sorted(self._captured)
+
+    def missing(self, max_batch: int) -> int | None:
+        """The largest size up to the one that max_batch needs which is not captured yet."""
+        last = next((size for size in BUCKETS if size >= max_batch), BUCKETS[-1])
+        return next((size for size in reversed(BUCKETS) if size <= last and size not in self._captured), None)
+
+    def prepare(self, bucket: int, pool: torch.Tensor) -> None:
+        """Capture a size before it is needed. Blocks: while it is captured."""
+        self._captured[bucket] = self._capture(bucket, pool)
 
     def replay(self, arrays: StepArrays, pool: torch.Tensor) -> torch.Tensor:
         """Queue one step; the tokens picked for its rows. Blocks: while a new size is captured."""

@@ -71,6 +71,15 @@ class ModelRunner:
         self.tables.release(request)
 
     @torch.inference_mode()
+    def prepare(self, max_batch: int) -> bool:
+        """Capture one more decode graph, the largest missing one. False: there is none left to capture."""
+        bucket = None if self.graphs is None else self.graphs.missing(max_batch)
+        if self.graphs is None or bucket is None:
+            return False
+        self.graphs.prepare(bucket, self._ensure_pool())
+        return True
+
+    @torch.inference_mode()
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
         samplers = [chunk.request for chunk in chunks if chunk.samples]
