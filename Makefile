@@ -31,4 +31,4 @@ check: lint test  ## what CI runs
 
 clean:  ## remove what these targets made, but not the fetched model
 	@rm -rf .venv .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@find engine -name '*.so' -delete; find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@git clean -qfdX packaging engine; find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_LINES = 350
-GENERATED = {"gen", "build", "dist", "__pycache__"}
+GENERATED = {"gen", "build", "dist", "__pycache__", "CMakeFiles"}
 KINDS = (".py", ".cpp", ".h", ".tcss", ".sh")
 
 # path -> why it may be longer. An entry that is no longer needed is an error, so that the list stays short.

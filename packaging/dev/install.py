@@ -44,7 +44,9 @@ def packages_digest() -> str:
 def kernels_digest() -> str:
     kinds = {".h", ".cpp", ".txt", ".cmake"}
     sources = sorted(p for p in KERNELS.rglob("*") if p.suffix in kinds and "build" not in p.relative_to(KERNELS).parts)
-    return digest_of(sources, str(shutil.which("c++") or shutil.which("g++")))
+    return digest_of(
+        [*sources, ROOT / "packaging" / "native" / "CMakeLists.txt"], str(shutil.which("c++") or shutil.which("g++"))
+    )
 
 
 def digest_of(files: list[Path], also: str) -> str:

@@ -30,6 +30,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     kernels = tmp_path / "engine" / "kernels" / "cpu"
     kernels.mkdir(parents=True)
     (kernels / "linear.cpp").write_text("int a;")
+    native = tmp_path / "packaging" / "native" / "CMakeLists.txt"
+    native.parent.mkdir(parents=True)
+    native.write_text("project(x)")
     venv = tmp_path / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").touch()
@@ -55,6 +58,7 @@ def test_install_when_nothing_changed_does_nothing(install: ModuleType) -> None:
         ("pyproject.toml", ["install_packages", "build_bayard"]),
         ("constraints.txt", ["install_packages", "build_bayard"]),
         ("engine/kernels/cpu/linear.cpp", ["build_bayard"]),
+        ("packaging/native/CMakeLists.txt", ["build_bayard"]),
     ],
 )
 def test_install_when_a_cause_changed_redoes_what_depends_on_it(

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = {".py", ".cpp", ".h", ".md", ".toml", ".tcss", ".proto", ".sh", ".txt", ".service"}
-SKIPPED = {"build", "dist", "gen", "__pycache__", "__snapshots__", "shared"}
+SKIPPED = {"build", "dist", "gen", "__pycache__", "__snapshots__", "shared", "CMakeFiles"}
 
 # Written in halves, so that this file is not its own first find.
 FORBIDDEN = {
