@@ -26,7 +26,7 @@ def sources() -> list[Path]:
     found = []
     for folder, below, files in os.walk(ROOT):
         below[:] = [name for name in below if name not in SKIPPED and (not name.startswith(".") or name == ".ci")]
-        paths = [Path(folder, name) for name in files]
+        paths = [Path(folder, name) for name in files if name != "CMakeCache.txt"]  # made by an editable install
         found += [path for path in paths if path.suffix in KINDS or path.name in ("Makefile", "run")]
     return sorted(found)
 
