@@ -38,6 +38,11 @@ class ChatTemplate:
         return tuple(f"The chat template {name!r} cannot be used: {why}." for name, why in self._broken.items())
 
     @property
+    def literal_text(self) -> str:
+        """What the templates write themselves."""
+        return "\0".join(self._literals.values())
+
+    @property
     def exists(self) -> bool:
         return bool(self._compiled)
 

@@ -10,10 +10,14 @@ from tokenizers import Tokenizer
 
 from engine.errors import InvalidParameter
 from engine.text.chat_template import ChatTemplate
+from engine.text.reasoning import ReasoningSplitter
 from engine.text.special_tokens import SpecialTokens
 from engine.text.tokenizer_parts import TokenizerParts
+from engine.text.tools import ToolParser, tool_format_of, tool_parser
 
 _SECRET_DIGITS = 38  # 126 bits
+_THINK = "<think>"
+_THINK_TAIL_TOKENS = 12  # enough to spell the mark and a few line breaks without a token for it
 
 
 class TextPipeline:
@@ -67,6 +71,18 @@ class TextPipeline:
         Raises: InvalidParameter when there is no template or it refuses the messages
         """
         return self._encode_marked(self._chat.render(messages, tools, add_generation_prompt, variables), marked=True)
+
+    def tool_parser(self) -> ToolParser | None:
+        """A parser of this model's tool calls; None when its template asks for none in a known format."""
+        form = tool_format_of(self._chat.literal_text)
+        return None if form is None else tool_parser(form)
+
+    def reasoning_splitter(self, prompt_ids: Sequence[int]) -> ReasoningSplitter | None:
+        """A splitter of thinking and answer for the text after a prompt; None for a model that does not think."""
+        if _THINK not in self._specials.by_text and _THINK not in self._chat.literal_text:
+            return None
+        end = self.decode(prompt_ids[-_THINK_TAIL_TOKENS:], skip_special=False).rstrip()
+        return ReasoningSplitter(begins_inside=end.endswith(_THINK))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids. Bytes that are no UTF-8 are left out."""

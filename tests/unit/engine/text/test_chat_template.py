@@ -279,3 +279,17 @@ def test_render_of_a_hostile_template_ends_soon(smollm_metadata, template):
     with pytest.raises(InvalidParameter, match="refused"):
         ours.render_chat(CONVERSATIONS[0])
     assert time.monotonic() - began < 4
+
+
+def test_parsers_follow_the_template(smollm_text, smollm_metadata):
+    assert smollm_text.tool_parser() is None
+    assert smollm_text.reasoning_splitter(smollm_text.render_chat(CONVERSATIONS[0])) is None
+    ours = with_template(smollm_metadata, CHATML_TOOLS)
+    assert ours.tool_parser() is not None
+    closed = ours.reasoning_splitter(ours.render_chat(CONVERSATIONS[0], enable_thinking=False))
+    assert closed is not None
+    assert closed.feed("<think>a</think>b").content == "b"
+    opened = with_template(smollm_metadata, CHATML_TOOLS + "{{ '<think>\\n' }}")
+    splitter = opened.reasoning_splitter(opened.render_chat(CONVERSATIONS[0]))
+    assert splitter is not None
+    assert splitter.feed("a</think>b").reasoning == "a"
