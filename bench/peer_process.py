@@ -5,6 +5,7 @@ tokens and 64 decode steps after them, the best of three (transformers: of two, 
 is measured at its quietest.
 """
 
+import inspect
 import json
 import os
 import resource
@@ -42,6 +43,8 @@ def transformers(path: str, threads: int) -> tuple[str, float, float]:
     model = library.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
     prefill_s = decode_s = float("inf")
     steps = STEPS // 4
+    names = inspect.signature(model.forward).parameters
+    keyword = "cache" if "cache" in names else "past_key_values"  # renamed between releases
     with torch.inference_mode():
         for _ in range(2):
             begun = time.perf_counter()
@@ -49,7 +52,7 @@ def transformers(path: str, threads: int) -> tuple[str, float, float]:
             prefill_s = min(prefill_s, time.perf_counter() - begun)
             begun = time.perf_counter()
             for step in range(steps):
-                output = model(torch.tensor([[100 + step]]), past_key_values=output.past_key_values, use_cache=True)
+                output = model(torch.tensor([[100 + step]]), use_cache=True, **{keyword: output.past_key_values})
             decode_s = min(decode_s, (time.perf_counter() - begun) * STEPS / steps)
     return f"transformers {library.__version__} fp32", prefill_s, decode_s
 

@@ -106,6 +106,7 @@ def main(words: list[str]) -> int:
     if not arguments.gguf.is_file():
         parser.error(f"there is no file {arguments.gguf}")
     pythons = [*arguments.peer_python, sys.executable]
+    origin = {**provenance("peers"), "model": arguments.gguf.name, "activation": arguments.activation}
     best: dict[str, Line] = {}
     for _ in range(arguments.rounds):
         for name in names:
@@ -114,7 +115,6 @@ def main(words: list[str]) -> int:
             else:
                 line = peer_figures(name, arguments.gguf, arguments.threads, pythons)
             best[name] = better(best.get(name), line)
-    origin = {**provenance("peers"), "model": arguments.gguf.name, "activation": arguments.activation}
     if arguments.json:
         for name in names:
             print(json.dumps({**best[name], "origin": origin}), flush=True)

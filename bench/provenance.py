@@ -13,12 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def provenance(bench: str, device: str = "cpu") -> dict[str, object]:
-    """The first line of a result: {"bench", "machine", "commit", "measured_at", "software"}."""
+    """The first line of a result: {"bench", "machine", "commit", "measured_at", "load_average", "software"}."""
     return {
         "bench": bench,
         "machine": machine(device),
         "commit": commit(),
         "measured_at": datetime.now(UTC).date().isoformat(),
+        "load_average": round(os.getloadavg()[0], 1),  # of the minute before: what else the machine was doing
         "software": {name: _version(name) for name in ("torch", "triton")},
     }
 

@@ -113,6 +113,8 @@ def offline_section(lines: list[Line]) -> str:
 def _origin(origin: Line) -> str:
     software = ", ".join(f"{name} {version}" for name, version in origin.get("software", {}).items() if version)
     facts = [origin["machine"], software, f"commit {origin['commit']}", origin["measured_at"]]
+    if origin.get("load_average") is not None:
+        facts.append(f"load average {origin['load_average']}")
     opts = {key: value for key, value in origin.get("opts", {}).items() if value not in ("full", "auto", "exact")}
     if origin.get("activation", "exact") != "exact":
         opts["activation"] = origin["activation"]

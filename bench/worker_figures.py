@@ -59,13 +59,20 @@ async def _with_worker(path: Path, threads: int, activation: str, folder: Path) 
         ready = await _ready(client, process)
         return await _figures(client, ready, path, threads)
     finally:
-        await client.stop()
-        try:
-            await asyncio.wait_for(process.wait(), 10)
-        except TimeoutError:
-            process.kill()
+        await _end(client, process)
+
+
+async def _end(client: EngineClient, process: asyncio.subprocess.Process) -> None:
+    """Ask the worker to stop, and see that it has."""
+    try:
+        async with asyncio.timeout(10):
+            if process.returncode is None:  # a message to a worker that is gone would wait for ever
+                await client.stop()
             await process.wait()
-        await client.close()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+    await client.close()
 
 
 async def _ready(client: EngineClient, process: asyncio.subprocess.Process) -> WorkerReady:

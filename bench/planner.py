@@ -1,0 +1,134 @@
+"""The planner's word against the engine: predicted and measured memory and speed of one model on this machine.
+
+    python -m bench.planner --model FILE [--device cpu] [--strategy throughput] [--context 8192] [--seconds 15]
+
+Calibrates first, then loads the model exactly as the chosen profile says and runs it in this process. Prints one JSON
+line. Needs an otherwise idle machine: a calibration that was disturbed predicts a disturbed engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import hwdetect
+from daemon.planning.calibrate import COMMON_KINDS, measure
+from daemon.planning.fit import DTYPE_BYTES, KV_PAGES, FitModel
+from daemon.planning.install import EngineInstall
+from daemon.planning.machine_budgets import budgets_of
+from daemon.planning.plan import Planner, Request
+from daemon.planning.profile import Profile
+from daemon.planning.rates import DeviceRates
+from daemon.planning.speed import SpeedModel
+from daemon.planning.strategy import Strategy
+from daemon.planning.traffic import traffic_of
+from daemon.planning.worker_config import worker_config
+from engine.builder import BuiltEngine, build_engine
+from engine.messages import SamplingParams, Submit
+from engine.spec import read_spec
+from engine.spec.model_spec import ModelSpec
+
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 48
+
+
+def run(engine: BuiltEngine, streams: int, vocab: int, seed: int) -> tuple[float, float]:
+    """(prefill seconds of all prompts, median seconds of a step in which every stream decodes)."""
+    numbers = random.Random(seed)
+    for i in range(streams):
+        prompt = [numbers.randrange(10, vocab - 10) for _ in range(PROMPT_TOKENS)]
+        sampling = SamplingParams(max_tokens=OUTPUT_TOKENS * 2, temperature=0.0, ignore_eos=True)
+        engine.core.add(Submit(f"{seed}-{i}", prompt, sampling))
+    prefill_s, decode = 0.0, []
+    while engine.core.has_work() and len(decode) < OUTPUT_TOKENS:
+        began = time.perf_counter()
+        report = engine.core.step()
+        elapsed = time.perf_counter() - began
+        if sum(len(delta.token_ids) for delta in report.deltas) == streams and prefill_s > 0:
+            decode.append(elapsed)
+        else:
+            prefill_s += elapsed
+    engine.core.abort_all()
+    while engine.core.has_work():
+        engine.core.step()
+    return prefill_s, median(decode)
+
+
+def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine) -> tuple[int, int]:
+    """(predicted for the pages that were touched, measured) peak bytes."""
+    stats = engine.core.stats()
+    fit = FitModel(
+        spec, traffic_of(spec), profile.device == "cpu", profile.dtype, profile.kv_dtype, profile.page_tokens
+    )
+    if profile.device == "cpu":
+        touched = (stats.kv_pages_active + stats.kv_pages_cached) * fit.page_bytes
+        measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return profile.memory.total_bytes - profile.memory.of(KV_PAGES) + touched, measured
+    return profile.memory.total_bytes, engine.device.used_bytes()
+
+
+def compare(profile: Profile, spec: ModelSpec, rates: DeviceRates) -> dict[str, Any]:
+    engine = build_engine(worker_config(profile), lambda *_: None)
+    speed = SpeedModel(spec, traffic_of(spec), rates, DTYPE_BYTES[profile.kv_dtype])
+    context = PROMPT_TOKENS + OUTPUT_TOKENS / 2
+    run(engine, 1, spec.vocab_size, 0)  # warm
+    rows: dict[str, Any] = {}
+    streams = min(profile.knobs.max_running, 8)
+    for name, count in (("alone", 1), ("together", streams)):
+        prefill_s, step_s = run(engine, count, spec.vocab_size, count)
+        predicted_s = speed.step(count, 0, context).total_s
+        rows[name] = {
+            "streams": count,
+            "step_ms": step_s * 1e3,
+            "predicted_step_ms": predicted_s * 1e3,
+            "predicted_over_measured_speed": step_s / predicted_s,
+            "prefill_tok_s": count * PROMPT_TOKENS / prefill_s,
+        }
+    predicted_bytes, measured_bytes = memory(profile, spec, engine)
+    rows["memory"] = {
+        "predicted_bytes": predicted_bytes,
+        "measured_bytes": measured_bytes,
+        "predicted_over_measured": predicted_bytes / measured_bytes,
+    }
+    return {**rows, "kernels": engine.kernels}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.planner", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--strategy", type=Strategy, default=Strategy.THROUGHPUT)
+    parser.add_argument("--context", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of calibration")
+    options = parser.parse_args(arguments)
+    spec = read_spec(options.model)
+    budgets = [b for b in budgets_of(hwdetect.detect(), EngineInstall.here()) if b.device == options.device]
+    if not budgets or budgets[0].unusable is not None:
+        parser.error(f"{options.device} cannot be used: {budgets[0].unusable if budgets else 'it was not found'}")
+    kinds = [*traffic_kinds(spec), *(kind for kind in COMMON_KINDS if kind not in traffic_kinds(spec))]
+    rates = measure(budgets[0], budgets[0].cores, options.seconds, kinds)
+    request = Request(options.strategy, context_tokens=options.context, device=options.device)
+    answer = Planner(budgets, rates=lambda budget: rates).answer(spec, request)
+    if answer.chosen is None:
+        parser.error(answer.why_not[0].reason)
+    found = compare(answer.chosen, spec, rates)
+    print(json.dumps({"model": spec.name, "device": options.device, "rates": rates.to_json(), **found}))
+    return 0
+
+
+def traffic_kinds(spec: ModelSpec) -> list[str]:
+    """Every kind of matrix in the model, the one with most bytes first."""
+    traffic = traffic_of(spec)
+    shares = [*traffic.dense, *traffic.experts, *([traffic.head] if traffic.head else [])]
+    return list(dict.fromkeys(share.kind for share in sorted(shares, key=lambda share: -share.size_bytes)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""The offline benchmark runs the real engine and prints the figures it promises."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import pytest
+
+from bench import offline
+from bench.shapes import SCALES, SHAPES, scaled, tensors_of, write_shape
+from engine.spec import read_spec
+
+QUICK = [
+    *("--scale", "tiny", "--batches", "1,2", "--prompt", "8", "--outputs", "2,4", "--prefills", "16", "--nreq", "3"),
+    *("--longin", "8", "--longout", "3", "--kv-tokens", "2048", "--context", "512", "--max-running", "4"),
+    *("--budget", "64", "--threads", "1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"), [("llama-8b", 8.030), ("qwen3-30b-a3b", 30.532), ("gemma3-12b", 11.766)]
+)
+def test_shape_has_the_parameters_of_the_model(model, billions):
+    total = sum(prod(shape) for _, shape in tensors_of(SHAPES[model]))
+    assert total / 1e9 == pytest.approx(billions, abs=5e-4)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_shape_on_disk_is_a_checkpoint_without_bytes(tmp_path, scale):
+    write_shape(tmp_path, scaled(SHAPES["llama-8b"], scale))
+    spec = read_spec(tmp_path)
+    assert len(spec.layers) == max(2, 32 // SCALES[scale])
+    assert (tmp_path / "model.safetensors").stat().st_blocks * 512 < 2**20
+
+
+def test_offline_prints_origin_and_every_figure(capsys):
+    assert offline.main(["--model", "llama-8b", *QUICK]) == 0
+    origin, *figures = map(json.loads, capsys.readouterr().out.splitlines())
+    assert origin["bench"] == "offline"
+    assert {"machine", "commit", "measured_at", "start_s", "kernels"} <= set(origin)
+    assert [(line["fig"], line.get("batch"), line.get("tokens")) for line in figures] == [
+        ("decode", 1, None),
+        ("decode", 2, None),
+        ("prefill", None, 16),
+        ("throughput", None, None),
+    ]
+    throughput = figures[-1]
+    assert (throughput["inputs"], throughput["outputs"]) == (24, 9)
+    assert throughput["total_tok_s"] > throughput["out_tok_s"] > 0
+
+
+def test_offline_runs_a_file(smollm_path, capsys):
+    assert offline.main(["--model", str(smollm_path), *QUICK, "--do", "throughput"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outputs"] == 9
+
+
+def test_offline_unknown_model_is_refused(capsys):
+    assert offline.main(["--model", "nothing-7b"]) == 1
+    assert "llama-8b" in json.loads(capsys.readouterr().out)["refused"]
+
+
+def test_offline_request_that_cannot_run_is_no_figure(capsys):
+    quick = [word if word != "16" else "600" for word in QUICK]
+    assert offline.main(["--model", "llama-8b", *quick]) == 1
+    assert "refused" in capsys.readouterr().out

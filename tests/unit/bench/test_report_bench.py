@@ -1,0 +1,78 @@
+"""Results become the performance page, which is never edited by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.report import main, page, read_result
+from engine.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+ORIGIN = {"machine": "M", "commit": "abc1234", "measured_at": "2026-01-02", "software": {"torch": "2", "triton": None}}
+
+
+def written(folder, *lines) -> Path:
+    path = folder / "result.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_performance_page_is_current():
+    results = sorted((ROOT / "bench" / "results").glob("*.jsonl"))
+    assert results, "there are no results to show"
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert text == page(read_result(path) for path in results), "run `python -m bench.report bench/results/*.jsonl`"
+
+
+def test_peers_section_has_ratios_origin_and_skipped(tmp_path):
+    origin = {**ORIGIN, "bench": "peers", "model": "m.gguf", "activation": "int8"}
+    ours = {"peer": "ours", "threads": 2, "prefill_tok_s": 50, "decode_tok_s": 30, "streams8_decode_tok_s": 80}
+    lines = [
+        {**ours, "rss_beyond_file_bytes": 250e6},
+        {"peer": "llama.cpp 1", "threads": 2, "prefill_tok_s": 20, "decode_tok_s": 10},
+    ]
+    lines.append({"peer": "transformers", "threads": 2, "skipped": "no | module"})
+    text = page([read_result(written(tmp_path, *({**line, "origin": origin} for line in lines)))])
+    assert "| ours | 50.0 (2.50×) | 30.0 (3.00×) | 80.0 (8.00×) | 250 MB |" in text
+    assert "M; torch 2; commit abc1234; 2026-01-02; activation int8." in text
+    assert "not measured: no \\| module" in text
+
+
+def test_offline_section_shows_every_figure(tmp_path):
+    lines = [
+        {**ORIGIN, "bench": "offline", "model": "llama-8b", "opts": {"scale": "tiny", "dtype": "auto"}},
+        {"fig": "decode", "batch": 8, "ms_per_step": 4.891, "tok_s": 1635.7},
+        {"fig": "prefill", "tokens": 8000, "ms": 211.04, "tok_s": 37907},
+        {"fig": "throughput", "nreq": 256, "inputs": 1000, "outputs": 2000, "s": 14.81, "out_tok_s": 9579.2},
+    ]
+    text = page([read_result(written(tmp_path, *lines))])
+    assert "## llama-8b (tiny sister), Bayard, offline" in text
+    assert "| decode | batch 8 | 4.89 ms a step | 1,636 |" in text
+    assert "| prefill | 8,000 tokens | 211.0 ms | 37,907 |" in text
+    assert "| throughput | 256 requests, 1,000 tokens in, 2,000 out | 14.81 s | 9,579 out |" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["{"], "line 1 is no JSON"),
+        (["[]"], "no JSON object"),
+        ([], "which benchmark"),
+        ([{"fig": "decode"}], "which benchmark"),
+    ],
+)
+def test_damaged_result_is_refused(tmp_path, lines, words, capsys):
+    path = written(tmp_path, *lines)
+    with pytest.raises(ConfigError, match=words):
+        read_result(path)
+    assert main([str(path)]) == 78
+    assert words in capsys.readouterr().err
+
+
+def test_unknown_figure_is_refused(tmp_path):
+    result = read_result(written(tmp_path, {**ORIGIN, "bench": "offline", "model": "m"}, {"fig": "mystery"}))
+    with pytest.raises(ConfigError, match="mystery"):
+        page([result])
