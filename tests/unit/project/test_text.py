@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = {".py", ".cpp", ".h", ".md", ".toml", ".tcss", ".proto", ".sh", ".txt", ".service"}
+MADE = {"CMakeCache.txt", "CMakeInit.txt"}  # by an editable install
 SKIPPED = {"build", "dist", "gen", "__pycache__", "__snapshots__", "shared", "CMakeFiles"}
 
 # Written in halves, so that this file is not its own first find.
@@ -26,7 +27,7 @@ def sources() -> list[Path]:
     found = []
     for folder, below, files in os.walk(ROOT):
         below[:] = [name for name in below if name not in SKIPPED and (not name.startswith(".") or name == ".ci")]
-        paths = [Path(folder, name) for name in files if name != "CMakeCache.txt"]  # made by an editable install
+        paths = [Path(folder, name) for name in files if name not in MADE]
         found += [path for path in paths if path.suffix in KINDS or path.name in ("Makefile", "run")]
     return sorted(found)
 
