@@ -15,6 +15,7 @@ from admin_tui.errors import ConsoleError, Mismatch, Refused, TimedOut, Unreacha
 T = TypeVar("T", bound=msgspec.Struct)
 
 DEADLINE_S = 2.0
+ACCESS_HINT = "Run the console as root, as the daemon's own user, or as a member of its group."
 START_HINT = "Is it running? Try: systemctl status bayard, or start it with: bayard serve"
 
 
@@ -57,6 +58,8 @@ class AdminClient:
             raise TimedOut(f"The daemon did not answer /{path} in time.", START_HINT) from error
         except httpx.TransportError as error:
             why = clean(str(error)) or type(error).__name__
+            if has_cause(error, PermissionError):
+                raise Unreachable(f"This user may not open {self.where}.", ACCESS_HINT) from error
             raise Unreachable(f"Nobody answers at {self.where}: {why}.", START_HINT) from error
         if response.status_code >= 400:
             raise refusal_of(response)
@@ -70,6 +73,15 @@ class AdminClient:
                 f"The daemon's answer to /{path} is not what this console understands: {clean(str(error))}.",
                 "Use the console of the daemon's own version.",
             ) from error
+
+
+def has_cause(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Whether this kind is anywhere in the chain of what led to the error."""
+    while error is not None:
+        if isinstance(error, kind):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def refusal_of(response: httpx.Response) -> ConsoleError:

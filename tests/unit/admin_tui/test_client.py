@@ -35,6 +35,18 @@ async def test_get_when_socket_is_missing_is_unreachable_with_a_hint(tmp_path: P
     await client.close()
 
 
+async def test_get_when_socket_is_not_ours_to_open_says_who_may() -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        try:
+            raise PermissionError(13, "Permission denied")
+        except PermissionError as error:
+            raise httpx.ConnectError("[Errno 13] Permission denied") from error
+
+    with pytest.raises(Unreachable, match="may not open here") as caught:
+        await client_of(httpx.MockTransport(refuse)).get("status", Status)
+    assert "root" in caught.value.hint
+
+
 async def test_get_when_no_answer_comes_times_out() -> None:
     daemon = FakeAdmin(healthy())
     daemon.silent = True

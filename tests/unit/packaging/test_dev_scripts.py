@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -73,6 +73,25 @@ def test_install_when_a_cause_changed_redoes_what_depends_on_it(
 
 def test_install_takes_the_torch_that_the_constraints_pin(install: ModuleType) -> None:
     assert install.wanted_torch() == "torch==9.9.9"
+
+
+@pytest.mark.parametrize(
+    ("found", "tried"), [(0, ["torch==9.9.9+cpu"]), (1, ["torch==9.9.9+cpu", "torch==9.9.9"])], ids=["there", "absent"]
+)
+def test_install_without_a_gpu_prefers_the_small_torch(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, found: int, tried: list[str]
+) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has an NVIDIA device")
+    asked: list[str] = []
+
+    def note(command: list[str], **_: object) -> SimpleNamespace:
+        asked.append(command[-1])
+        return SimpleNamespace(returncode=found if command[-1].endswith("+cpu") else 0)
+
+    monkeypatch.setattr(install.subprocess, "run", note)
+    install.install_torch(install.wanted_torch())
+    assert asked == tried
 
 
 @pytest.fixture
