@@ -71,13 +71,13 @@ async def get_workers(services: Services, caller: Viewer) -> WorkersAnswer:
     return WorkersAnswer(items=[worker_item(view, plan) for view in services.supervisor.views()])
 
 
-@router.get("/workers/{worker_id}")
+@router.get("/workers/{worker_id:path}")
 async def get_worker(worker_id: str, services: Services, caller: Viewer) -> WorkerAnswer:
     plan = await asyncio.to_thread(active_plan, services)
     return WorkerAnswer(item=worker_item(services.supervisor.view(worker_id), plan))
 
 
-@router.post("/workers/{worker_id}/restart")
+@router.post("/workers/{worker_id:path}/restart")
 async def post_restart(worker_id: str, services: Services, caller: Operator) -> WorkerAnswer:
     """Drain and start again; also wakes a worker that was given up."""
     before = services.supervisor.view(worker_id)

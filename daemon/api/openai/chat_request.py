@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True):
     """One turn. Unknown keys in a message are passed over: clients echo back whatever servers once sent them."""
 
-    role: str
+    role: Annotated[str, Meta(extra_json_schema={"enum": sorted(ROLES)})]  # checked by hand, for a better message
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
