@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import ClassVar
+from urllib.parse import quote
 
 import msgspec
 from textual import on
@@ -123,7 +124,7 @@ def activate_question(plan: Plan, running: int) -> Question:
             "It holds until the next start of a schedule rule, or until another plan is activated.",
         ),
         command=f"bayard plan activate {plan.name}",
-        path=f"plans/{plan.name}/activate",
+        path=f"plans/{quote(plan.name)}/activate",
         button="Activate",
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import ClassVar
+from urllib.parse import quote
 
 from textual import on
 from textual.binding import Binding, BindingType
@@ -125,7 +126,7 @@ def restart_question(worker: Worker) -> Question:
         title=f"Restart {worker.id}?",
         effects=tuple(effects),
         command=f"bayard workers restart {worker.id}",
-        path=f"workers/{worker.id}/restart",
+        path=f"workers/{quote(worker.id)}/restart",
         button="Restart",
     )
 

@@ -7,17 +7,25 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
 
+from admin_tui.client import AdminClient
+from admin_tui.errors import Refused
 from admin_tui.feed import ENDPOINTS
 from daemon.api.admin.app import build_admin_app
+from engine.errors import NotFound
 from tests.fakes.admin_answers import Answers, empty, faulty, healthy, hostile
 
 PREFIX = "/admin/v1/"
-WRITES = ("workers/{worker_id}/restart", "plans/{name}/activate")
+WRITES = {
+    "workers/smollm2-0/restart": "smollm2-0",
+    "workers/org/model%3Aq4/restart": "org/model:q4",
+    "plans/day-32k/activate": "day-32k",
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +89,20 @@ def part(hint: Any, base: type) -> Any:
     return None
 
 
-@pytest.mark.parametrize("path", WRITES)
-def test_console_writes_to_routes_that_exist(admin_app: FastAPI, path: str) -> None:
-    assert "post" in operations(admin_app)[path]
+@pytest.mark.parametrize(("path", "subject"), WRITES.items())
+async def test_console_writes_reach_the_route_that_is_meant(admin_app: FastAPI, path: str, subject: str) -> None:
+    """Each stops at the first service it asks, which says whom the request was about."""
+
+    def unknown(name: str, *_: object) -> None:
+        raise NotFound(f"asked for {name}")
+
+    admin_app.state.services = SimpleNamespace(
+        supervisor=SimpleNamespace(view=unknown), controller=SimpleNamespace(activate=unknown)
+    )
+    client = AdminClient(httpx.ASGITransport(admin_app, client=("uid:0", 1)), where="here")
+    with pytest.raises(Refused) as caught:
+        await client.post(path, {})
+    assert caught.value.message == f"asked for {subject}"
 
 
 def test_missing_when_a_field_is_unknown_names_it() -> None:
