@@ -64,7 +64,7 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
         return [rng.randrange(low, high) for _ in range(tokens)]
 
     def show(**figure: object) -> None:
-        print(json.dumps({"model": arguments.model, **figure}), flush=True)
+        print(json.dumps({"model": Path(arguments.model).name, **figure}), flush=True)
 
     engine.run([prompt(64)] * 2, [8] * 2)
     short, long = arguments.outputs
@@ -175,7 +175,9 @@ def main(words: list[str]) -> int:
             shown = {"scale": arguments.scale, "dtype": arguments.dtype, "activation": arguments.activation}
             kernels = {"kernels": built.kernels, "notes": built.notes}
             print(
-                json.dumps({**origin, "model": arguments.model, "opts": shown, "start_s": start_s, **kernels}),
+                json.dumps(
+                    {**origin, "model": Path(arguments.model).name, "opts": shown, "start_s": start_s, **kernels}
+                ),
                 flush=True,
             )
             measure(OfflineEngine(built), arguments, built.core.scheduler.vocab_size)
