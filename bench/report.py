@@ -20,7 +20,8 @@ HEAD = """# Performance
 
 Measured, with the machine and the commit beside each table. Absolute times hold for their machine only; on a shared
 machine only the ratios within one table do, and a load average above the number of cores says that other work took
-part of the machine meanwhile: small steps then wait for their turn, and decoding suffers most. This page is written from `bench/results/` by `python -m bench.report`.
+part of the machine meanwhile: small steps then wait for their turn, and decoding suffers most. This page is written
+from `bench/results/` by `python -m bench.report`.
 """
 
 
