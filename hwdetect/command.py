@@ -36,20 +36,20 @@ class Output:
     truncated: bool = False
 
 
-def find(tool: str, path: str = PATH) -> str | None:
+def find(tool: str) -> str | None:
     """Where the tool is on the fixed path."""
-    return shutil.which(tool, path=path)
+    return shutil.which(tool, path=PATH)
 
 
-def run(argv: Sequence[str], limit_s: float = LIMIT_S, path: str = PATH) -> Output | None:
+def run(argv: Sequence[str], limit_s: float = LIMIT_S) -> Output | None:
     """The tool's output, or None if there is no such tool.
 
     Blocks: at most `limit_s` and a moment to reap. The tool's own children are killed with it.
     """
-    program = find(argv[0], path) if "/" not in argv[0] else argv[0]
+    program = find(argv[0]) if "/" not in argv[0] else argv[0]
     if program is None:
         return None
-    environment = {"PATH": path, "LC_ALL": "C", "LANG": "C", "HOME": "/nonexistent", "TERM": "dumb", "COLUMNS": "500"}
+    environment = {"PATH": PATH, "LC_ALL": "C", "LANG": "C", "HOME": "/nonexistent", "TERM": "dumb", "COLUMNS": "500"}
     # Container toolkits put the driver's libraries on this path only
     if "LD_LIBRARY_PATH" in os.environ:
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]

@@ -52,11 +52,20 @@ Parser = Callable[[str, str], Report]
 
 
 def unique(devices: Iterable[Accelerator]) -> tuple[Accelerator, ...]:
-    """The first of each device: a line printed twice is still one device."""
-    found: dict[object, Accelerator] = {}
+    """The first of each device: a line printed twice is one device; one that repeats another's number is none."""
+    seen: set[tuple[object, ...]] = set()
+    kept: list[Accelerator] = []
     for device in devices:
-        found.setdefault(identity(device) or len(found), device)
-    return tuple(found.values())
+        numbers: set[tuple[object, ...]] = set()
+        if device.index is not None:
+            numbers.add((device.vendor, "index", device.index))
+        key = identity(device)
+        if key is not None:
+            numbers.add((device.vendor, *key))
+        if seen.isdisjoint(numbers):
+            kept.append(device)
+        seen |= numbers
+    return tuple(kept)
 
 
 def identity(device: Accelerator) -> tuple[object, ...] | None:
@@ -73,15 +82,17 @@ def identity(device: Accelerator) -> tuple[object, ...] | None:
 def checked_memory(device: Accelerator) -> Accelerator:
     """Drop memory figures that contradict each other: a used or free part above the total cannot be trusted."""
     total, used, free = device.memory_total_bytes, device.memory_used_bytes, device.memory_free_bytes
-    if total is None:
+    negative = any(part is not None and part < 0 for part in (total, used, free, device.memory_reserved_bytes))
+    if total is None and not negative:
         return device
+    total = total or 0
     reserved = device.memory_reserved_bytes or 0
     parts = (used or 0) + (free or 0)
     too_much = any(part is not None and part > total for part in (used, free, reserved))
     # Tools round each figure and older ones leave the reserved part out of all but the total
     complete = used is not None and free is not None
     mismatch = complete and (parts > total + total // 50 or parts + reserved < total - total // 8)
-    if not (too_much or mismatch):
+    if not (negative or too_much or mismatch):
         return device
     warning = "memory figures contradict each other and are left out"
     return dataclasses.replace(

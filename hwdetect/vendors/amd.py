@@ -19,6 +19,8 @@ _BAD = re.compile(r"ERROR:.*?GPU\[(\d{1,4})\]\s*:?\s*(.*)$|^Expected integer val
 _IDS = re.compile(r"^\s*(\d{1,4})\s+(?:(\d{1,4})\s+)?(0x[0-9a-fA-F]{4}),\s*(\d{1,7})\s+(.*)$")
 _PARTITIONED = re.compile(r"(NPS\d|N/A),\s*([A-Z]PX|N/A),\s*(\d{1,3}|N/A)")
 
+_Row = tuple[int, str, str, str, str]  # index, device id, GUID, partition number, the line
+
 
 def looks_like(text: str) -> bool:
     marks = (
@@ -138,7 +140,7 @@ def _parse_table(text: str, source: str) -> tuple[Accelerator, ...]:
     """Concise tables: ROCm 6 and later by their ids column, earlier ones by the heading's words."""
     heading: list[str] = []
     plain: list[Accelerator] = []
-    slices: dict[str, list[tuple[int, str, str, str, str]]] = {}
+    slices: dict[str, list[_Row]] = {}
     for line in text.splitlines():
         words = line.split()
         if words[:1] in (["GPU"], ["Device"]) and "VRAM%" in words:
@@ -179,22 +181,22 @@ def _plain_row(row: dict[str, str], index: int, source: str) -> Accelerator:
     )
 
 
-def _sliced(mode: str, rows: list[tuple[int, str, str, str, str]], source: str) -> list[Accelerator]:
-    """Whole cards in SPX mode; in another mode one card for each run of rows whose partition id starts again."""
-    cards: list[list[tuple[int, str, str, str, str]]] = []
-    for row in rows:
-        if cards and mode not in ("SPX", "N/A"):
-            if any(row[0] == other[0] for card in cards for other in card):
-                continue
-            taken = {other[3] for other in cards[-1]}
-            if row[1] == cards[-1][0][1] and row[3] not in taken:
-                cards[-1].append(row)
-                continue
-        cards.append([row])
-    return [_sliced_device(mode, card, source) for card in cards]
+def _sliced(mode: str, rows: list[_Row], source: str) -> list[Accelerator]:
+    """Whole cards in SPX mode; in another mode the n-th row of each partition number belongs to the n-th card."""
+    by_index = {row[0]: row for row in sorted(rows, key=lambda row: row[0])}
+    if mode in ("SPX", "N/A"):
+        return [_sliced_device(mode, [row], source) for row in by_index.values()]
+    cards: dict[tuple[str, int], list[_Row]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for row in by_index.values():
+        _, device_id, _, partition, _ = row
+        turn = seen.get((device_id, partition), 0)
+        seen[device_id, partition] = turn + 1
+        cards.setdefault((device_id, turn), []).append(row)
+    return [_sliced_device(mode, card, source) for card in cards.values()]
 
 
-def _sliced_device(mode: str, card: list[tuple[int, str, str, str, str]], source: str) -> Accelerator:
+def _sliced_device(mode: str, card: list[_Row], source: str) -> Accelerator:
     index, device_id, _, _, line = card[0]
     memory = re.search(r"NPS\d", line)
     watts = re.search(r"(\d+(?:\.\d+)?)W\s", line)

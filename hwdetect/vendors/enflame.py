@@ -77,7 +77,7 @@ def _parse_columns(text: str, source: str) -> Report:
         elif heading and len(words) >= 2 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 5:
             row = dict(zip(heading, words, strict=False))
             unit = dict(zip(heading, units, strict=False)).get("Mem", "MiB")
-            total = mib(f"{row['Mem']}{unit}") if known(row.get("Mem")) else None
+            total = mib(f"{row.get('Mem', '')}{unit}") if re.fullmatch(r"[KMGT]iB", unit) else None
             share = number(row.get("MUsed"))
             valid = total is not None and share is not None and 0 <= share <= 100
             devices.append(

@@ -121,10 +121,13 @@ def _topology(entry: dict[str, Any], vendor: Vendor, source: str) -> list[Accele
     distances = entry.get("devices_distances")
     cpus = entry.get("devices_cpu_affinities")
     numa = entry.get("devices_numa_affinities")
+    rows = distances if isinstance(distances, list) else []
+    # Each device is nearest to itself: anything else is a matrix that was damaged, and its numbering means nothing
+    square = all(isinstance(row, list) and len(row) == len(rows) for row in rows)
+    if not square or any(row[index] != 0 for index, row in enumerate(rows)):
+        return []
     found: list[Accelerator] = []
-    for index, row in enumerate(distances if isinstance(distances, list) else []):
-        if not isinstance(row, list):
-            continue
+    for index, row in enumerate(rows):
         links = tuple(_link(peer, _whole(distance), vendor) for peer, distance in enumerate(row) if peer != index)
         found.append(
             Accelerator.of(

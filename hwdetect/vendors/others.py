@@ -47,13 +47,15 @@ def parse_iluvatar_details(text: str, source: str) -> Report:
 
 
 def _distinct(blocks: list[dict[str, str]]) -> list[dict[str, str]]:
-    """One block for each device: by its UUID, bus id or serial number; one without any counts only if it is alone."""
-    found: dict[str, dict[str, str]] = {}
-    for block in blocks:
-        key = next((block[name] for name in ("GPU UUID", "Bus Id", "Serial Number") if known(block.get(name))), None)
-        if key is not None:
-            found.setdefault(key, block)
-    return list(found.values()) or blocks[:1]
+    """One block for each device, by the strongest number that any block has; without one the first alone counts."""
+    for name in ("GPU UUID", "Bus Id", "Serial Number"):
+        found: dict[str, dict[str, str]] = {}
+        for block in blocks:
+            if known(block.get(name)):
+                found.setdefault(block[name], block)
+        if found:
+            return list(found.values())
+    return blocks[:1]
 
 
 def parse_metax_topology(text: str, source: str) -> Report:
