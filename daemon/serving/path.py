@@ -14,7 +14,7 @@ import structlog
 
 from daemon.serving.generation import ChoicePlan, Ending, Generation
 from daemon.serving.live import LiveRequest, LiveRequests, RequestState
-from daemon.serving.prepare import PreparedPrompt, prepare_prompts, resolve_sampling
+from daemon.serving.prepare import PreparedPrompt, is_quick, prepare_prompts, resolve_sampling
 from daemon.serving.recent import EndedRequest, RecentRequests
 from daemon.serving.request import Endpoint, GenerationRequest
 from daemon.tenants.admission import Ticket
@@ -65,9 +65,7 @@ class ServingPath:
             ticket = await self._tenants.admission.enter(principal, request.model, request.num_choices)
             live.state = RequestState.PREPARING
             replica = self._router.replica_for(request.model)
-            prompts = await asyncio.get_running_loop().run_in_executor(
-                self._text_threads, prepare_prompts, request, replica.text, replica.max_context_tokens
-            )
+            prompts = await self._prepare(request, replica)
             generation = self._build(live, request, principal, replica, prompts, ticket)
         except BaseException as error:
             if live.cancelled and isinstance(error, asyncio.CancelledError):
@@ -78,6 +76,14 @@ class ServingPath:
         live.cancel = generation.cancel
         live.state = RequestState.WAITING
         return generation
+
+    async def _prepare(self, request: GenerationRequest, replica: Replica) -> list[PreparedPrompt]:
+        """Raises: InvalidParameter, ContextTooLong"""
+        if is_quick(request, replica.text):
+            return prepare_prompts(request, replica.text, replica.max_context_tokens)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._text_threads, prepare_prompts, request, replica.text, replica.max_context_tokens
+        )
 
     def _build(
         self,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.text import TextPipeline
 
 _LONGEST: WeakKeyDictionary[TextPipeline, int] = WeakKeyDictionary()
+INLINE_BYTES = 2048  # about a millisecond of work; a thread would wait longer than that for a busy loop's lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ def prepare_prompts(request: GenerationRequest, text: TextPipeline, max_context_
         if fewest > max_context_tokens:
             raise _too_long(request, f"at least {fewest:,}", max_context_tokens)
     return [_prepare(prompt, request, text) for prompt in request.prompts]
+
+
+def is_quick(request: GenerationRequest, text: TextPipeline) -> bool:
+    """Whether preparing is so little work that the event loop had better do it itself."""
+    return text in _LONGEST and sum(_text_bytes(prompt) for prompt in request.prompts) <= INLINE_BYTES
 
 
 def resolve_sampling(
