@@ -15,7 +15,10 @@ _ABSENT = frozenset(
      "requested functionality has been deprecated", "gpu access blocked by the operating system", "deprecated"}
 )  # fmt: skip
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
-_SIZED = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*([kmgtp]?i?b(?:ytes)?|[kmgtp])?(?![\w.])", re.IGNORECASE)
+# A number with a unit, or without one if no other word follows it
+_SIZED = re.compile(
+    r"([-+]?\d+(?:\.\d+)?)(?:\s*([kmgtp]?i?b(?:ytes)?|[kmgtp])(?![\w.])|(?![\w.])(?!\s*[a-z]))", re.IGNORECASE
+)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _ADDRESS = re.compile(
     r"(?<![0-9a-fA-F:.])(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])(?![0-9a-fA-F:.])"
