@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -53,6 +54,9 @@ int Program::create(const int64_t* widths, int64_t slots, const BayardOp* ops, i
     if (n.out > 0 && op.out >= 0 && widths[op.out] < n.out) return BAYARD_BAD_SHAPE;
     if (op.code == BAYARD_OP_ATTENTION && op.attention.head_dim % 16 != 0) return BAYARD_BAD_SHAPE;
   }
+  for (const BayardOp& op : program->ops_)
+    if (op.code == BAYARD_OP_LINEAR && op.out == BAYARD_LOGITS)
+      program->logits_width_ = std::max(program->logits_width_, op.out_column + op.weight.n);
   // The copies point at their own weights.
   for (BayardOp& op : program->ops_) op.linear.weight = &op.weight;
   program->ns_.assign(static_cast<size_t>(count), 0);
@@ -61,6 +65,9 @@ int Program::create(const int64_t* widths, int64_t slots, const BayardOp* ops, i
 }
 
 int Program::check(const BayardStep& step) const {
+  if (step.tokens < 0 || step.logit_count < 0 || step.sequences < 0) return BAYARD_BAD_SHAPE;
+  if (step.logit_count > 0 && (step.logits_stride < logits_width_ || (step.argmax && logits_width_ == 0)))
+    return BAYARD_BAD_SHAPE;
   for (const BayardOp& op : ops_) {
     const bool paged = op.code == BAYARD_OP_ROPE_KV || op.code == BAYARD_OP_ATTENTION;
     if (paged && (op.layer < 0 || op.layer >= step.num_kv || op.group < 0 || op.group >= step.num_groups))
@@ -144,8 +151,7 @@ void Program::steps(Team& team, const BayardStep& step) {
     }
   }
   if (step.argmax) {
-    const auto& last = ops_.back();
-    run_argmax(team, Rows{step.logits, step.logits_stride, step.logit_count}, last.weight.n, step.argmax);
+    run_argmax(team, Rows{step.logits, step.logits_stride, step.logit_count}, logits_width_, step.argmax);
   }
 }
 
@@ -193,7 +199,7 @@ void Program::one(Team& team, const BayardOp& op, const BayardStep& step) {
 void Program::elementwise(Team& team, const BayardOp& op, const BayardStep& step) {
   const Rows x = rows(op.in, op.rows, step), to = rows(op.out, op.rows, step);
   const Rows add = op.code == BAYARD_OP_ADD ? rows(op.residual, op.rows, step) : Rows{};
-  const int64_t k = op.in == BAYARD_LOGITS ? step.logits_stride : width(op.in);
+  const int64_t k = width(op.in);
   team.each(x.count, piece(team, x.count, 4), [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) {
       const float* a = x.row(i);

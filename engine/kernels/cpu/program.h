@@ -22,7 +22,9 @@ class Program {
     return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64);
   }
   int check(const BayardStep& step) const;
-  int64_t width(int32_t slot) const { return widths_[static_cast<size_t>(slot)]; }
+  int64_t width(int32_t slot) const {
+    return slot == BAYARD_LOGITS ? logits_width_ : widths_[static_cast<size_t>(slot)];
+  }
   Rows rows(int32_t slot, int32_t which, const BayardStep& step);
   AttentionStep attention_of(const BayardOp& op, const BayardStep& step) const;
   void steps(Team& team, const BayardStep& step);
@@ -34,6 +36,7 @@ class Program {
   std::vector<int64_t> widths_, strides_, ns_;
   std::vector<std::vector<uint8_t>> buffers_;
   std::vector<uint8_t> shared_;
+  int64_t logits_width_ = 0;
   bool profiled_ = false;
 };
 

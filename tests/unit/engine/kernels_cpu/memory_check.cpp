@@ -1,0 +1,191 @@
+// Runs every kernel of libbayard_cpu on buffers of exactly the bytes it may touch, so that AddressSanitizer and
+// UndefinedBehaviorSanitizer see what it does: all kinds, instruction sets and ragged shapes. Results of the instruction
+// sets must be equal bit for bit. Prints what failed; exit status 1 if anything did.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bayard_cpu.h"
+#include "kernel_args.h"
+
+namespace {
+
+int g_failures = 0;
+uint32_t g_seed = 1;
+
+uint32_t random_bits() {
+  g_seed = g_seed * 1664525u + 1013904223u;
+  return g_seed >> 8;
+}
+float random_number() { return static_cast<float>(random_bits() % 20001) / 10000.0f - 1.0f; }
+
+void expect(bool good, const char* what, const char* isa, int a, int b) {
+  if (good) return;
+  std::printf("%s on %s with %d, %d\n", what, isa, a, b);
+  g_failures++;
+}
+
+// Exactly count values, at an odd place: 4 bytes past an aligned one.
+template <class T>
+class Exact {
+ public:
+  explicit Exact(size_t count) : count_(count), memory_(static_cast<char*>(std::malloc(4 + count * sizeof(T)))) {}
+  ~Exact() { std::free(memory_); }
+  T* at() { return reinterpret_cast<T*>(memory_ + 4); }
+  size_t bytes() const { return count_ * sizeof(T); }
+
+ private:
+  size_t count_;
+  char* memory_;
+};
+
+void fill(Exact<float>& x, size_t count) {
+  for (size_t i = 0; i < count; i++) x.at()[i] = random_number();
+}
+
+struct Kind {
+  int kind, block_elements, block_bytes;
+  int scales[2];  // where fp16 scales lie in a block, -1 none
+};
+const Kind kKinds[] = {
+    {BAYARD_F32, 1, 4, {-1, -1}},     {BAYARD_F16, 1, 2, {0, -1}},      {BAYARD_BF16, 1, 2, {0, -1}},
+    {BAYARD_Q4_0, 32, 18, {0, -1}},   {BAYARD_Q4_1, 32, 20, {0, 2}},    {BAYARD_Q5_0, 32, 22, {0, -1}},
+    {BAYARD_Q5_1, 32, 24, {0, 2}},    {BAYARD_Q8_0, 32, 34, {0, -1}},   {BAYARD_Q4_K, 256, 144, {0, 2}},
+    {BAYARD_Q5_K, 256, 176, {0, 2}},  {BAYARD_Q6_K, 256, 210, {208, -1}}, {BAYARD_MXFP4, 32, 17, {-1, -1}},
+};
+
+void check_linear(const char* isa, const Kind& kind, int n, int k, int m, std::vector<float>* first) {
+  const size_t row_bytes = static_cast<size_t>(k / kind.block_elements * kind.block_bytes);
+  Exact<uint8_t> rows(row_bytes * static_cast<size_t>(n));
+  for (size_t i = 0; i < rows.bytes(); i++) rows.at()[i] = static_cast<uint8_t>(random_bits());
+  for (size_t b = 0; b < rows.bytes(); b += static_cast<size_t>(kind.block_bytes)) {
+    for (int at : kind.scales) {
+      const uint16_t small = static_cast<uint16_t>(0x2c00 | (random_bits() & 0x83ff));  // about 0.06 to 0.12
+      if (at >= 0) std::memcpy(rows.at() + b + at, &small, 2);
+    }
+    if (kind.kind == BAYARD_MXFP4) rows.at()[b] = static_cast<uint8_t>(120 + random_bits() % 10);
+    const float plain = random_number();
+    if (kind.kind == BAYARD_F32) std::memcpy(rows.at() + b, &plain, 4);
+  }
+  Exact<uint8_t> packed(static_cast<size_t>(bayard_packed_bytes(kind.kind, n, k)));
+  expect(bayard_pack(kind.kind, rows.at(), static_cast<int64_t>(row_bytes), n, k, packed.at()) == 0, "pack", isa, n, k);
+  Exact<float> x(static_cast<size_t>(m) * k), bias(n), out(static_cast<size_t>(m) * n), norm(k);
+  fill(x, static_cast<size_t>(m) * k);
+  fill(bias, n);
+  fill(norm, k);
+  const BayardWeight weight = {packed.at(), n, k, kind.kind, 0};
+  for (int mode : {BAYARD_EXACT, BAYARD_INT8}) {
+    for (int prepare : {BAYARD_PLAIN, BAYARD_RMS_NORM}) {
+      const BayardLinear op = {&weight, bias.at(), norm.at(), 1e-5f, mode, prepare, 0};
+      const int code = bayard_linear(&op, x.at(), k, m, nullptr, 0, out.at(), n);
+      expect(code == 0, "linear", isa, n, m);
+      const float* values = out.at();
+      first->insert(first->end(), values, values + static_cast<size_t>(m) * n);
+    }
+  }
+  Exact<float> table(static_cast<size_t>(2) * k);
+  const int64_t ids[2] = {n - 1, 0};
+  expect(bayard_embedding(kind.kind, rows.at(), static_cast<int64_t>(row_bytes), n, k, ids, 2, table.at(), k) == 0,
+         "embedding", isa, n, k);
+}
+
+void check_attention(const char* isa, int type, int dim, int context, int rows, int64_t window, std::vector<float>* all) {
+  const int kv_heads = 2, heads = 6, page_tokens = 16, pages = (context + page_tokens - 1) / page_tokens;
+  const size_t size = type == BAYARD_F32 ? 4 : 2;
+  const size_t head = static_cast<size_t>(page_tokens * dim) * size, plane = kv_heads * head, page = 2 * plane;
+  Exact<uint8_t> memory(page * static_cast<size_t>(pages));
+  std::memset(memory.at(), 0, memory.bytes());
+  BayardKv kv = {memory.at(), static_cast<int64_t>(page), static_cast<int64_t>(plane), static_cast<int64_t>(head),
+                 static_cast<int64_t>(dim * size), pages, type, page_tokens};
+  Exact<int32_t> table(static_cast<size_t>(pages));
+  for (int i = 0; i < pages; i++) table.at()[i] = pages - 1 - i;
+  const size_t width = static_cast<size_t>(kv_heads * dim);
+  Exact<float> k(width * context), v(width * context);
+  fill(k, width * context);
+  fill(v, width * context);
+  Exact<int64_t> to(static_cast<size_t>(context) + 1), offset(static_cast<size_t>(context) + 1);
+  std::vector<int64_t> page_of(context), place_of(context);
+  for (int i = 0; i < context; i++) {
+    page_of[i] = pages - 1 - i / page_tokens;
+    place_of[i] = i % page_tokens;
+  }
+  expect(bayard_kv_write(k.at(), static_cast<int64_t>(width), v.at(), static_cast<int64_t>(width), context, kv_heads, dim,
+                         &kv, page_of.data(), place_of.data()) == 0, "kv_write", isa, dim, context);
+  const size_t q_width = static_cast<size_t>(heads * dim);
+  Exact<float> q(q_width * rows), out(q_width * rows), sinks(heads);
+  fill(q, q_width * rows);
+  fill(sinks, heads);
+  const int32_t starts[2] = {0, rows}, contexts[1] = {context};
+  const BayardAttention op = {heads, kv_heads, dim, 0.125f, window ? 20.0f : 0.0f, 0, window,
+                              window ? sinks.at() : nullptr};
+  expect(bayard_attention(&op, q.at(), static_cast<int64_t>(q_width), &kv, table.at(), pages, pages, starts, contexts, 1,
+                          rows, out.at(), static_cast<int64_t>(q_width)) == 0, "attention", isa, context, rows);
+  all->insert(all->end(), out.at(), out.at() + q_width * rows);
+}
+
+void check_rows(const char* isa, int k, std::vector<float>* all) {
+  Exact<float> x(3 * static_cast<size_t>(k)), y(3 * static_cast<size_t>(k)), weight(k), out(3 * static_cast<size_t>(k));
+  fill(x, 3 * static_cast<size_t>(k));
+  fill(y, 3 * static_cast<size_t>(k));
+  fill(weight, k);
+  expect(bayard_rms_norm(x.at(), k, 3, k, weight.at(), 1e-5f, out.at(), k) == 0, "rms_norm", isa, k, 3);
+  all->insert(all->end(), out.at(), out.at() + 3 * k);
+  expect(bayard_add_rms_norm(x.at(), k, y.at(), k, 3, k, weight.at(), 1e-5f, y.at(), k, out.at(), k) == 0,
+         "add_rms_norm", isa, k, 3);
+  Exact<float> pair(2 * static_cast<size_t>(k)), gated(k);
+  fill(pair, 2 * static_cast<size_t>(k));
+  for (int gate : {BAYARD_SILU_MUL, BAYARD_GELU_MUL}) {
+    expect(bayard_gate_mul(gate, pair.at(), 2 * k, 1, k, gated.at(), k) == 0, "gate_mul", isa, k, gate);
+    all->insert(all->end(), gated.at(), gated.at() + k);
+  }
+  int64_t place[3];
+  expect(bayard_argmax(x.at(), k, 3, k, place) == 0, "argmax", isa, k, 3);
+  for (int64_t p : place) all->push_back(static_cast<float>(p));
+  if (k % 2 == 0) {
+    const int64_t positions[3] = {0, 2, 1};
+    Exact<float> table(3 * static_cast<size_t>(k));
+    fill(table, 3 * static_cast<size_t>(k));
+    expect(bayard_rope(x.at(), k, k, 3, 1, positions, table.at(), 3, k) == 0, "rope", isa, k, 3);
+    all->insert(all->end(), x.at(), x.at() + 3 * k);
+  }
+}
+
+std::vector<float> everything(const char* isa) {
+  std::vector<float> all;
+  g_seed = 1;
+  for (const Kind& kind : kKinds)
+    for (int n : {1, 16, 19}) {
+      const int k = kind.block_elements == 1 ? 33 : kind.block_elements == 32 ? 96 : 512;
+      for (int m : {1, 3, 8, 13}) check_linear(isa, kind, n, k, m, &all);
+    }
+  for (int type : {BAYARD_F32, BAYARD_F16, BAYARD_BF16})
+    for (int dim : {16, 64, 80}) {
+      check_attention(isa, type, dim, 1, 1, 0, &all);
+      check_attention(isa, type, dim, 33, 33, 0, &all);
+      check_attention(isa, type, dim, 300, 1, 0, &all);
+      check_attention(isa, type, dim, 290, 40, 50, &all);
+    }
+  for (int k : {1, 2, 7, 8, 9, 15, 16, 17, 30, 64, 257}) check_rows(isa, k, &all);
+  return all;
+}
+
+}  // namespace
+
+int main() {
+  for (int threads : {1, 3}) {
+    bayard_set_threads(threads, 0);
+    std::vector<float> first;
+    for (const char* isa : {"scalar", "avx2", "avx512", "amx"}) {
+      if (!bayard_isa_available(isa)) continue;
+      expect(bayard_set_isa(isa) == 0, "set_isa", isa, 0, 0);
+      const std::vector<float> all = everything(isa);
+      if (first.empty()) first = all;
+      const bool equal = all.size() == first.size() && std::memcmp(all.data(), first.data(), all.size() * 4) == 0;
+      expect(equal, "bits differ from the first instruction set", isa, threads, 0);
+      std::printf("%s, %d threads: %zu numbers\n", isa, threads, all.size());
+    }
+  }
+  return g_failures ? 1 : 0;
+}
