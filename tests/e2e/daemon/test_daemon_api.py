@@ -120,7 +120,7 @@ def test_grpc_gives_the_same_text_as_http(client: openai.OpenAI, served: tuple[D
 
 def test_client_that_leaves_frees_its_pages(client: openai.OpenAI, served: tuple[Daemon, str]) -> None:
     daemon, _ = served
-    stream = ask(client, max_tokens=2000, stream=True)
+    stream = ask(client, max_tokens=2000, stream=True, extra_body={"ignore_eos": True})
     for _ in range(3):
         next(stream)
     assert daemon.worker()["kv_pages_active"] > 0
@@ -151,7 +151,7 @@ def test_many_at_once_end_once_each_and_are_counted(client: openai.OpenAI, serve
 
 def test_operator_cancels_a_running_request(client: openai.OpenAI, served: tuple[Daemon, str]) -> None:
     daemon, _ = served
-    stream = ask(client, max_tokens=2000, stream=True)
+    stream = ask(client, max_tokens=2000, stream=True, extra_body={"ignore_eos": True})
     next(stream)
     (live,) = daemon.admin("requests")["items"]
     assert (live["tenant"], live["model"], live["state"]) == ("demo", MODEL, "decode")
