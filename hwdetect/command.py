@@ -8,6 +8,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Output:
 def find(tool: str) -> str | None:
     """Where the tool is on the fixed path."""
     return shutil.which(tool, path=PATH)
+
+
+def module_path() -> list[str]:
+    """Where this process finds its modules, for a child that starts in another folder."""
+    return [os.path.abspath(entry or ".") for entry in sys.path]
 
 
 def run(argv: Sequence[str], limit_s: float = LIMIT_S) -> Output | None:

@@ -95,7 +95,7 @@ class LinkRate:
 
 def look(limit_s: float = IMPORT_LIMIT_S) -> TorchView:
     """Blocks: as long as importing torch takes, at most `limit_s`."""
-    output = command.run([sys.executable, "-c", _LIST.format(path=sys.path)], limit_s=limit_s)
+    output = command.run([sys.executable, "-c", _LIST.format(path=command.module_path())], limit_s=limit_s)
     if output is None or output.timed_out:
         return TorchView(None, problem=f"torch did not answer within {limit_s:.0f} s")
     answer = jsontext.load(clean(output.text))
@@ -144,7 +144,9 @@ def measure_links(megabytes: int = 128, limit_s: float = 60.0) -> tuple[LinkRate
 
     Blocks: up to `limit_s`. Uses `megabytes` on every device.
     """
-    output = command.run([sys.executable, "-c", _COPY.format(path=sys.path, megabytes=megabytes)], limit_s=limit_s)
+    output = command.run(
+        [sys.executable, "-c", _COPY.format(path=command.module_path(), megabytes=megabytes)], limit_s=limit_s
+    )
     answer: Any = jsontext.load(clean(output.text)) if output is not None else None
     pairs = answer.get("pairs") if isinstance(answer, dict) else None
     if not isinstance(pairs, list):

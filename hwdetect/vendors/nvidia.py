@@ -45,7 +45,7 @@ def probe() -> list[Report]:
 def ask_library() -> Report:
     """NVML's answers, from a process of its own."""
     source = "NVML"
-    output = command.run([sys.executable, "-I", "-c", _BOOT.format(path=sys.path), "nvml"])
+    output = command.run([sys.executable, "-I", "-c", _BOOT.format(path=command.module_path()), "nvml"])
     if output is None or output.timed_out:
         note = Note(Severity.WARNING, source, "NVML did not answer within 3 s", "check the driver with: nvidia-smi")
         return Report(source=source, vendor=Vendor.NVIDIA, notes=(note,))

@@ -33,17 +33,18 @@ def main() -> int:
 
 
 def _describe(nvml: Any) -> dict[str, Any]:
-    def ask(call: Callable[..., Any], *arguments: Any) -> Any | None:
+    def ask(name: str, *arguments: Any, **named: Any) -> Any | None:
+        """One question; None if this version of the binding, the driver or the device has no answer to it."""
         try:
-            return call(*arguments)
-        except (nvml.NVMLError, AttributeError):
+            return getattr(nvml, name)(*arguments, **named)
+        except (nvml.NVMLError, AttributeError, TypeError):
             return None
 
-    count = ask(nvml.nvmlDeviceGetCount) or 0
-    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
-    handles = [ask(nvml.nvmlDeviceGetHandleByIndex, n) for n in range(count)]
+    count = ask("nvmlDeviceGetCount") or 0
+    cuda = ask("nvmlSystemGetCudaDriverVersion_v2")
+    handles = [ask("nvmlDeviceGetHandleByIndex", n) for n in range(count)]
     return {
-        "driver": _text(ask(nvml.nvmlSystemGetDriverVersion)),
+        "driver": _text(ask("nvmlSystemGetDriverVersion")),
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
         "count": count,
         "devices": [_device(nvml, ask, n, handle) for n, handle in enumerate(handles) if handle is not None],
@@ -57,81 +58,79 @@ def _text(value: Any) -> str | None:
 
 
 def _device(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> dict[str, Any]:
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo_v2, handle) if hasattr(nvml, "nvmlDeviceGetMemoryInfo_v2") else None
-    if memory is None:
-        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
+    newer = getattr(nvml, "nvmlMemory_v2", None)
+    memory = ask("nvmlDeviceGetMemoryInfo", handle, version=newer) if newer is not None else None
     plain = memory is None
-    if memory is None:
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
-    level = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
-    mig = ask(nvml.nvmlDeviceGetMigMode, handle)
-    draw, limit = ask(nvml.nvmlDeviceGetPowerUsage, handle), ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    use = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = memory if memory is not None else ask("nvmlDeviceGetMemoryInfo", handle)
+    pci = ask("nvmlDeviceGetPciInfo", handle)
+    level = ask("nvmlDeviceGetCudaComputeCapability", handle)
+    ecc = ask("nvmlDeviceGetEccMode", handle)
+    mig = ask("nvmlDeviceGetMigMode", handle)
+    draw, limit = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    use = ask("nvmlDeviceGetUtilizationRates", handle)
     return {
         "index": index,
-        "name": _text(ask(nvml.nvmlDeviceGetName, handle)),
-        "uuid": _text(ask(nvml.nvmlDeviceGetUUID, handle)),
+        "name": _text(ask("nvmlDeviceGetName", handle)),
+        "uuid": _text(ask("nvmlDeviceGetUUID", handle)),
         "bus": _text(pci.busId) if pci else None,
         "pci_device_id": pci.pciDeviceId if pci else None,
-        "minor": ask(nvml.nvmlDeviceGetMinorNumber, handle),
-        "architecture": _MEMBERS.get(ask(nvml.nvmlDeviceGetArchitecture, handle) or 0),
+        "minor": ask("nvmlDeviceGetMinorNumber", handle),
+        "architecture": _MEMBERS.get(ask("nvmlDeviceGetArchitecture", handle) or 0),
         "capability": f"{level[0]}.{level[1]}" if level else None,
         "total": memory.total if memory else None,
         "used": memory.used if memory else None,
         "free": memory.free if memory else None,
         "reserved": None if plain or memory is None else getattr(memory, "reserved", None),
         "utilisation": use.gpu if use else None,
-        "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "temperature": ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0)),
         "power_mw": draw,
         "power_limit_mw": limit,
         "ecc": bool(ecc[0]) if ecc else None,
         "ecc_uncorrected": ask(
-            nvml.nvmlDeviceGetTotalEccErrors,
+            "nvmlDeviceGetTotalEccErrors",
             handle,
-            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml.NVML_VOLATILE_ECC,
+            getattr(nvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
+            getattr(nvml, "NVML_VOLATILE_ECC", 0),
         ),
         "mig": bool(mig[0]) if mig else None,
         "slices": list(_slices(nvml, ask, handle)) if mig and mig[0] else [],
         "processes": _processes(nvml, ask, handle),
-        "generation": ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "generation_max": ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "width": ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        "width_max": ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "cores": ask(nvml.nvmlDeviceGetNumGpuCores, handle),
+        "generation": ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        "generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "width": ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "width_max": ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "cores": ask("nvmlDeviceGetNumGpuCores", handle),
         "nvlinks": _nvlinks(nvml, ask, handle),
     }
 
 
 def _slices(nvml: Any, ask: Callable[..., Any], handle: Any) -> Iterator[dict[str, Any]]:
-    for n in range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        piece = ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, n)
+    for n in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        piece = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, n)
         if piece is None:
             continue
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, piece)
-        name = _text(ask(nvml.nvmlDeviceGetName, piece)) or ""
+        memory = ask("nvmlDeviceGetMemoryInfo", piece)
+        name = _text(ask("nvmlDeviceGetName", piece)) or ""
         yield {
             "index": n,
-            "uuid": _text(ask(nvml.nvmlDeviceGetUUID, piece)),
+            "uuid": _text(ask("nvmlDeviceGetUUID", piece)),
             "profile": name.rpartition("MIG ")[2] or None,
-            "gi": ask(nvml.nvmlDeviceGetGpuInstanceId, piece),
-            "ci": ask(nvml.nvmlDeviceGetComputeInstanceId, piece),
+            "gi": ask("nvmlDeviceGetGpuInstanceId", piece),
+            "ci": ask("nvmlDeviceGetComputeInstanceId", piece),
             "total": memory.total if memory else None,
             "used": memory.used if memory else None,
         }
 
 
 def _processes(nvml: Any, ask: Callable[..., Any], handle: Any) -> list[dict[str, Any]] | None:
-    computing = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    drawing = ask(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    computing = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    drawing = ask("nvmlDeviceGetGraphicsRunningProcesses", handle)
     if computing is None and drawing is None:
         return None
     found: dict[int, dict[str, Any]] = {}
     for listed, compute in ((computing or [], True), (drawing or [], False)):
         for process in listed:
-            name = _text(ask(nvml.nvmlSystemGetProcessName, process.pid))
+            name = _text(ask("nvmlSystemGetProcessName", process.pid))
             entry = {"pid": process.pid, "name": name, "memory": process.usedGpuMemory, "compute": compute}
             found.setdefault(process.pid, entry)
     return list(found.values())
@@ -139,13 +138,13 @@ def _processes(nvml: Any, ask: Callable[..., Any], handle: Any) -> list[dict[str
 
 def _nvlinks(nvml: Any, ask: Callable[..., Any], handle: Any) -> dict[str, int] | None:
     """Active links by the far end's bus id; None if the device has no notion of links."""
-    states = [ask(nvml.nvmlDeviceGetNvLinkState, handle, n) for n in range(18)]
+    states = [ask("nvmlDeviceGetNvLinkState", handle, n) for n in range(18)]
     if all(state is None for state in states):
         return None
     found: dict[str, int] = {}
     for n, state in enumerate(states):
         if state:
-            far = ask(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, n)
+            far = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, n)
             key = _text(far.busId) if far else None
             found[key or ""] = found.get(key or "", 0) + 1
     return found
@@ -156,11 +155,11 @@ def _peers(nvml: Any, ask: Callable[..., Any], handles: list[Any]) -> Iterator[d
     for a, first in enumerate(handles):
         for b, second in enumerate(handles):
             if a < b and first is not None and second is not None:
-                status = ask(nvml.nvmlDeviceGetP2PStatus, first, second, read)
+                status = ask("nvmlDeviceGetP2PStatus", first, second, read)
                 yield {
                     "a": a,
                     "b": b,
-                    "level": ask(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second),
+                    "level": ask("nvmlDeviceGetTopologyCommonAncestor", first, second),
                     "read": None if status is None else status == 0,
                 }
 
