@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -70,6 +71,9 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,
     )
+    # What loading made lives as long as the process: keep the collector from walking it in the middle of a step.
+    gc.collect()
+    gc.freeze()
     if core.max_context_tokens < max_context:
         notes.append(
             f"The page pool holds {core.max_context_tokens:,} tokens of one sequence; the context is limited to that "

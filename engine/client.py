@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 import zmq
 import zmq.asyncio
 
+from engine.errors import WorkerLost
 from engine.messages import (
     Abort,
     Command,
@@ -34,6 +35,8 @@ from engine.messages import (
     command_encoder,
     event_decoder,
 )
+
+NO_WORKER = ErrorInfo("worker_lost", "The worker is not there.", "Try again in a moment.")
 
 
 class EngineClient:
@@ -83,7 +86,9 @@ class EngineClient:
         self._streams[submit.request_id] = queue
         finished = False
         try:
-            await self._send(submit)
+            if not await self._send(submit):
+                finished = True
+                yield TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=NO_WORKER)
             while not finished:
                 delta = await queue.get()
                 finished = delta.finish is not None
@@ -94,13 +99,18 @@ class EngineClient:
                 await self.abort(submit.request_id)
 
     async def abort(self, request_id: str) -> None:
+        """Nothing happens if the worker is gone: so is the request."""
         await self._send(Abort(request_id))
 
     async def set_knobs(self, knobs: Knobs) -> None:
-        await self._send(SetKnobs(knobs))
+        """Raises: WorkerLost if there is no worker to tell."""
+        if not await self._send(SetKnobs(knobs)):
+            raise WorkerLost(
+                "The worker is not there to take new knobs.", "It takes them from its profile when it starts."
+            )
 
     async def stop(self) -> None:
-        """Ask the worker to end; close() follows when it has."""
+        """Ask the worker to end; close() follows when it has. Nothing happens if it is gone already."""
         await self._send(Stop())
 
     def fail_all(self, error: ErrorInfo) -> None:
@@ -123,10 +133,15 @@ class EngineClient:
         if self._socket is not None:
             self._socket.close(linger=0)
 
-    async def _send(self, command: Command) -> None:
+    async def _send(self, command: Command) -> bool:
+        """False: no worker is connected. Never waits for one: a dead worker must not hold its callers."""
         if self._socket is None or self._socket.closed:
-            return
-        await self._socket.send(command_encoder.encode(command))
+            return False
+        try:
+            await self._socket.send(command_encoder.encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         while True:

@@ -47,7 +47,8 @@ class AcceleratorDevice:
         self._api.synchronize()
 
     def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
+        # From pinned memory: a copy from pageable memory waits for everything queued before it.
+        return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
 
     def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.reference_experts import experts, gelu_mul, route
 from engine.kernels.registry import Implementation, OpQuery
+from engine.quant.expert_stack import ExpertStack
 from engine.quant.quant_tensor import QuantTensor
 
+Packable = QuantTensor | ExpertStack | Tensor
 TILE_ELEMENTS = 1 << 21  # of a dequantised weight tile: 8 MiB of float32
 SCORE_ELEMENTS = 1 << 22  # of a tile of attention scores: 16 MiB of float32
 
@@ -205,17 +208,27 @@ def _attend(
     return torch.matmul(weights, kv[1].unsqueeze(1)).permute(2, 0, 1, 3).reshape(count, heads, dim)
 
 
+def prompt_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal attention of one whole prompt, its K and V in hand.
+
+    Shapes: q [T, H, D]; k, v [T, G, D], H a multiple of G -> [T, H, D] in q's dtype
+    """
+    kv = torch.stack((k, v)).to(torch.float32).transpose(1, 2)
+    positions = torch.arange(q.shape[0], device=q.device)
+    return _attend(q, kv, positions, 0, scale, None, None, None).to(q.dtype)
+
+
 def implementations() -> Iterable[Implementation]:
     """The reference of every op; takes any query."""
 
     def anything(query: OpQuery) -> str | None:
         return None
 
-    def keep(weight: QuantTensor | Tensor) -> QuantTensor | Tensor:
+    def keep(weight: Packable) -> Packable:
         return weight
 
-    plain = (rms_norm, add_rms_norm, rope, silu_mul, kv_write, rope_kv_write, pick_greedy, paged_attention)
-    for packing in (linear, embedding):
+    plain = (rms_norm, add_rms_norm, rope, silu_mul, gelu_mul, route, kv_write, rope_kv_write, pick_greedy, paged_attention, prompt_attention)
+    for packing in (linear, embedding, experts):
         yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
     for run in plain:
         yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch")

@@ -13,8 +13,14 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     add_rms_norm     (x [T, K], residual [T, K], weight [K], eps) -> (normed, new residual)
     rope             (q [T, H, D], k [T, G, D], positions [T], cos_sin [P, R]) -> None           mutates q and k
     silu_mul         (gate_up [M, 2I]) -> [M, I]
+    gelu_mul         (gate_up [M, 2I]) -> [M, I]
+    route            (logits [T, E], count, score, normalise, scale, correction | None, groups, groups_kept, group_top)
+                     -> (ids [T, A] int32, weights [T, A] float32)
+    experts          (x [T, K], ids, weights, gate_up, down, gate_up_bias | None, down_bias | None, activation) -> [T, K]
+                     pack(ExpertStack) -> packed, of gate_up and of down
     kv_write         (k [T, G, D], v, view, write_pages [T], write_offsets [T]) -> None          mutates view
     rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets) -> None     mutates q and view
+    prompt_attention (q [T, H, D], k [T, G, D], v, scale) -> [T, H, D], a whole prompt without pages
     pick_greedy      (logits [R, vocab]) -> [R] int32, -1 where a row is not finite
     paged_attention  (q [T, H, D], view, block_tables, query_starts, context_lens, scale,
                       window_tokens | None, softcap | None, sinks | None) -> [T, H, D]
@@ -38,12 +44,21 @@ OPS = (
     "add_rms_norm",
     "rope",
     "silu_mul",
+    "gelu_mul",
+    "route",
+    "experts",
     "kv_write",
     "rope_kv_write",
     "pick_greedy",
     "paged_attention",
+    "prompt_attention",
 )
-BACKENDS = ("engine.kernels.reference", "engine.kernels.cpu.backend", "engine.kernels.triton.backend")
+BACKENDS = (
+    "engine.kernels.reference",
+    "engine.kernels.cpu.backend",
+    "engine.kernels.sdpa",
+    "engine.kernels.triton.backend",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,11 @@ class OpQuery:
 
     device: str  # torch device type: "cpu", "cuda", "npu", ...
     dtype: str  # activations: "float32", "bfloat16", "float16"
-    weight_kind: str = ""  # linear and embedding: "Q4_K", "F32", ... (engine.ggml_types names, for plain tensors too)
+    # linear, embedding, experts' gate_up: "Q4_K", "F32", ... (engine.ggml_types names, for plain tensors too)
+    weight_kind: str = ""
+    down_kind: str = ""  # experts: the same of down
+    num_experts: int = 0  # experts
+    gate: str = ""  # experts: the gate's function, "silu", "gelu_tanh", "swiglu_clamped"
     kv_dtype: str = ""  # kv_write and paged_attention
     head_dim: int = 0  # rope, kv_write and paged_attention
     activation: str = "exact"  # linear: "exact" keeps activations as they are, "int8" lets a kernel quantise them
@@ -66,7 +85,7 @@ class Implementation:
     priority: int  # higher is preferred
     requires: Callable[[OpQuery], str | None]  # None: usable; else why not, one plain sentence
     run: Callable[..., Any]  # may be a Deferred, which select resolves
-    pack: Callable[[Any], Any] | None = None  # linear and embedding: the weight in the form run wants
+    pack: Callable[[Any], Any] | None = None  # linear, embedding, experts: the weight in the form run wants
     detail: str = ""  # for people: instruction set, tile form
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from engine.kernels import registry
 from engine.kernels.registry import Implementation, OpQuery
 from engine.layers.embedding import Embedding
+from engine.layers.experts import ExpertKernels
 from engine.layers.linear import Linear, LinearPart
 from engine.layers.weight import Weight, kind_of, stack_rows
+from engine.quant.expert_stack import ExpertStack
 
 
 class Ops:
@@ -31,6 +33,7 @@ class Ops:
         self.kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = self._plain("kv_write")
         self.rope_kv_write: Callable[..., None] = self._rope_kv_write()
         self.paged_attention: Callable[..., Tensor] = self._plain("paged_attention")
+        self.prompt_attention = self._where_faster("prompt_attention")
 
     def linear(self, weights: list[Weight], biases: list[Tensor | None]) -> Linear:
         """One projection, or several of the same input whose outputs stand side by side.
@@ -52,6 +55,24 @@ class Ops:
         impl = self._for_weight("embedding", weight)
         return Embedding(impl.run, _pack(impl, weight))
 
+    def gate(self, activation: str) -> Callable[[Tensor], Tensor]:
+        """The function of a dense MLP's gate and up columns."""
+        found: Callable[[Tensor], Tensor] = self.silu_mul if activation == "silu" else self._plain("gelu_mul")
+        return found
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertKernels:
+        kinds = kind_of(gate_up.weight), kind_of(down.weight)
+        query = replace(
+            self.query,
+            weight_kind=kinds[0],
+            down_kind=kinds[1],
+            num_experts=gate_up.num_experts,
+            gate=activation,
+        )
+        impl = self._chosen("experts", f"experts {'+'.join(dict.fromkeys(kinds))}", query)
+        assert impl.pack is not None
+        return ExpertKernels(self._plain("route"), impl.run, impl.pack(gate_up), impl.pack(down))
+
     def notes(self) -> list[str]:
         """Fall-backs taken, one sentence each."""
         if not self._on_reference:
@@ -63,6 +84,10 @@ class Ops:
         op, _, kind = label.partition(" ")
         reasons = [c.reason for c in registry.explain(op, replace(self.query, weight_kind=kind)) if c.reason]
         return "; ".join(reasons + list(registry.absent_backends().values())) or "no faster kernel is known"
+
+    def _where_faster(self, op: str) -> Callable[..., Any] | None:
+        """An op that only saves time: None where nothing but the reference has it."""
+        return None if registry.select(op, self.query).name == "reference" else self._plain(op)
 
     def _rope_kv_write(self) -> Callable[..., None]:
         """One kernel where there is one; else the two it joins, each the best there is."""

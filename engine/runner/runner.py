@@ -97,8 +97,8 @@ class ModelRunner:
             return LaunchedStep(chunks, False, dict)
         if greedy:
             picked = self._pick_greedy(logits)
-            sampling_slots = slots[torch.tensor([c.samples for c in chunks], device=slots.device)]
-            self._ensure_pool()[sampling_slots] = picked
+            sampling = arrays.slots[[chunk.samples for chunk in chunks]]
+            self._ensure_pool()[self.device.copy_to_device(sampling).to(slots.dtype)] = picked
             return LaunchedStep(chunks, False, self._reader(samplers, picked))
         results = _by_id(samplers, sample(logits, samplers))
         return LaunchedStep(chunks, True, lambda: results)

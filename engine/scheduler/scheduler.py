@@ -93,18 +93,19 @@ class Scheduler:
         self.kv.tick()
         self.running.sort(key=lambda request: request.rank)
         chunks: list[ScheduledChunk] = []
-        unscheduled = list(self.running)  # by rank; whoever is left may be preempted for a better one
+        # By rank; whoever is left may be preempted for a better one. A dict, since most leave it at once.
+        unscheduled = dict.fromkeys(self.running)
         for request in self.running[:]:
             if request.num_uncomputed != 1 or request.state is not RequestState.RUNNING:
                 continue
             if self._ends_by_length(request):
-                unscheduled.remove(request)
+                del unscheduled[request]
                 continue
             if self._make_room(request, len(request.token_ids), unscheduled):
-                unscheduled.remove(request)
+                del unscheduled[request]
                 chunks.append(self._chunk(request, 1))
         budget = max(self.knobs.token_budget - len(chunks), self.kv.page_tokens)
-        for request in unscheduled[:]:
+        for request in list(unscheduled):
             if budget <= 0:
                 return chunks
             if request.state is not RequestState.RUNNING:
@@ -112,7 +113,7 @@ class Scheduler:
             chunk = self._prefill(request, budget, unscheduled)
             if chunk is None:
                 return chunks  # out of pages: nothing younger may take what this one waits for
-            unscheduled.remove(request)
+            del unscheduled[request]
             chunks.append(chunk)
             budget -= chunk.num_tokens
         self._admit(chunks, budget)
@@ -148,7 +149,7 @@ class Scheduler:
             if request is None or request.newest_pending:
                 return  # a preempted one's newest token must come to the host before it is computed again
             request.num_computed = self.kv.take_prefix(request.pages, request.token_ids)
-            chunk = self._prefill(request, budget, [])
+            chunk = self._prefill(request, budget, {})
             if chunk is None:
                 self.kv.close(request.pages)
                 request.num_computed = 0
@@ -167,22 +168,24 @@ class Scheduler:
             heapq.heappop(self._waiting)  # aborted while it waited
         return self._waiting[0][1] if self._waiting else None
 
-    def _prefill(self, request: Request, budget: int, unscheduled: list[Request]) -> ScheduledChunk | None:
+    def _prefill(self, request: Request, budget: int, unscheduled: dict[Request, None]) -> ScheduledChunk | None:
         num_tokens = min(request.num_uncomputed, self.knobs.prefill_chunk, budget)
         end = request.num_computed + num_tokens
         if not self._make_room(request, end, unscheduled):
             return None
         return self._chunk(request, num_tokens)
 
-    def _make_room(self, request: Request, num_tokens: int, unscheduled: list[Request]) -> bool:
+    def _make_room(self, request: Request, num_tokens: int, unscheduled: dict[Request, None]) -> bool:
         """Pages for the first num_tokens tokens, preempting lower-ranked requests that have no chunk in this step.
 
         False: it keeps the pages it has and waits. The best-ranked request can preempt all others, so one always runs.
         """
         while not self.kv.grow(request.pages, num_tokens):
-            if not unscheduled or unscheduled[-1].rank <= request.rank:
+            last = next(reversed(unscheduled), None)
+            if last is None or last.rank <= request.rank:
                 return False
-            self._preempt(unscheduled.pop())
+            del unscheduled[last]
+            self._preempt(last)
         return True
 
     def _chunk(self, request: Request, num_tokens: int) -> ScheduledChunk:

