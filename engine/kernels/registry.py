@@ -16,8 +16,8 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     gelu_mul         (gate_up [M, 2I]) -> [M, I]
     route            (logits [T, E], count, score, normalise, scale, correction | None, groups, groups_kept, group_top)
                      -> (ids [T, A] int32, weights [T, A] float32)
-    experts          (x [T, K], ids, weights, gate_up, down, gate_up_bias | None, down_bias | None, activation) -> [T, K]
-                     pack(ExpertStack) -> packed, of gate_up and of down
+    experts          (x [T, K], ids, weights, gate_up, down, gate_up_bias | None, down_bias | None, activation)
+                     -> [T, K]; pack(ExpertStack) -> packed, of gate_up and of down
     kv_write         (k [T, G, D], v, view, write_pages [T], write_offsets [T]) -> None          mutates view
     rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets) -> None     mutates q and view
     prompt_attention (q [T, H, D], k [T, G, D], v, scale) -> [T, H, D], a whole prompt without pages

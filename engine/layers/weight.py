@@ -35,10 +35,21 @@ def take_rows(weight: Weight, rows: Tensor) -> Weight:
     return take_bytes(weight.view(torch.uint8), rows).view(weight.dtype)
 
 
-def half_style_rows(num_heads: int, head_dim: int) -> Tensor:
+def narrowed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
+    """On its device: quantised as it is, plain no wider than dtype."""
+    if isinstance(weight, QuantTensor):
+        return weight.to(device)
+    keep = weight.dtype.itemsize < dtype.itemsize or weight.dtype == dtype
+    return weight.to(device) if keep else weight.to(device=device, dtype=dtype)
+
+
+def half_style_rows(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> Tensor:
     """Row order that undoes the interleaved storage of rotary projections.
 
-    Stored row (head, pair, half) becomes (head, half, pair), so that dimension i turns with i + head_dim/2.
+    Stored row (head, pair, half) becomes (head, half, pair), so that dimension i turns with i + rotary_dim/2.
+    rotary_dim: the leading part of a head that rotates; None: all of it
     """
-    stored = torch.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
-    return stored.transpose(1, 2).reshape(-1)
+    rotary_dim = rotary_dim or head_dim
+    heads = torch.arange(num_heads * head_dim).reshape(num_heads, head_dim)
+    turned = heads[:, :rotary_dim].reshape(num_heads, rotary_dim // 2, 2).transpose(1, 2).reshape(num_heads, -1)
+    return torch.cat((turned, heads[:, rotary_dim:]), dim=1).reshape(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import warnings
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import torch
@@ -38,16 +39,16 @@ class MappedCheckpoint:
         return role in self.table
 
     def matrix(self, name: str, layer: int | None = None) -> Weight:
-        """A weight as it is stored, a view of the file."""
+        """A weight as it is stored, a view of the file; a stack of matrices as one."""
         info = self.table[name, layer]
         raw = self._bytes(info)
         dtype = PLAIN_DTYPES.get(info.dtype)
         if dtype is None:
-            rows, columns = info.shape
-            return QuantTensor(info.dtype, raw.view(rows, -1), (rows, columns))
+            rows = prod(info.shape[:-1])
+            return QuantTensor(info.dtype, raw.view(rows, -1), (rows, info.shape[-1]))
         if raw.storage_offset() % dtype.itemsize:
             raw = raw.clone()  # safetensors does not promise alignment, views need it
-        return raw.view(dtype).view(info.shape)
+        return raw.view(dtype).view((-1, info.shape[-1]) if len(info.shape) > 1 else info.shape)
 
     def vector(self, name: str, layer: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
         """A norm or bias, copied to its device and type."""

@@ -1,4 +1,4 @@
-"""Decoder: the pre-norm transformer that most families are, built from a ModelSpec and its tensors by role."""
+"""Decoder: the transformer that most families are, built from a ModelSpec and its tensors by role."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from torch import Tensor
 from engine.batch import ForwardBatch
 from engine.kernels.registry import OpQuery
 from engine.layers.attention import Attention
-from engine.layers.linear import Linear
+from engine.layers.experts import ExpertsMlp
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
-from engine.layers.rope import rope_table
-from engine.layers.weight import Weight, half_style_rows, take_rows
 from engine.models.checkpoint import MappedCheckpoint
+from engine.models.parts import Parts
 from engine.models.recorded import RecordedStep, can_record
-from engine.quant.quant_tensor import QuantTensor
-from engine.spec.families import family_of
-from engine.spec.model_spec import AttentionSpec, CheckpointFormat, LayerSpec, ModelSpec, RopeSpec
+from engine.spec.family import Norms
+from engine.spec.model_spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,9 @@ class DecoderLayer:
     attn_norm: Tensor
     attention: Attention
     mlp_norm: Tensor
-    mlp: GatedMlp
+    mlp: GatedMlp | ExpertsMlp
+    attn_post_norm: Tensor | None = None
+    mlp_post_norm: Tensor | None = None
 
 
 class Decoder:
@@ -45,24 +45,28 @@ class Decoder:
         self.spec = spec
         self.device = device
         self.dtype = dtype
-        self._checkpoint = checkpoint
-        self._max_context_tokens = max_context_tokens
-        self._ropes: dict[RopeSpec, Tensor] = {}
-        self._interleaved = spec.format is CheckpointFormat.GGUF and family_of(spec.architecture).gguf_interleaved
         self.ops = Ops(query)
-        embed = self._matrix("embed")
-        self.embed = self.ops.embedding(embed)
-        head = embed if spec.tie_embeddings else self._matrix("lm_head")
-        self.head = self.ops.linear([head], [None])
-        del embed, head
+        scalars = dict(spec.extra)
+        self.embed_scale = float(torch.tensor(scalars.pop("embed_scale", 1.0), dtype=dtype))
+        self.residual_scale = scalars.pop("residual_scale", 1.0)
+        self.logit_scale = scalars.pop("logit_scale", 1.0)
+        self.logit_softcap = scalars.pop("logit_softcap", 0.0)
+        assert not scalars, scalars
+        parts = Parts(spec, checkpoint, device, dtype, self.ops, max_context_tokens)
+        self.embed, self.head = parts.embedding_and_head()
         checkpoint.release()
-        self.layers = [self._layer(layer) for layer in spec.layers]
-        self.final_norm = self._vector("final_norm")
+        self.layers: list[DecoderLayer] = []
+        self._load_layers(parts)
+        self.final_norm = parts.norm("final_norm")
         checkpoint.release()
-        del self._checkpoint
         self.kernels = self.ops.kernels
         self.notes = self.ops.notes()
         self._recorded = RecordedStep(self) if can_record(self) else None
+
+    def _load_layers(self, parts: Parts) -> None:
+        for layer in self.spec.layers:
+            self.layers.append(_layer(parts, layer))
+            parts.checkpoint.release()
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -73,73 +77,46 @@ class Decoder:
         """
         if self._recorded is not None:
             return self._recorded.forward(batch)
-        ops, eps = self.ops, self.spec.norm_eps
-        residual = self.embed(batch.token_ids, self.dtype)
+        embedded = self.embed(batch.token_ids, self.dtype)
+        x, residual = self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
+        if batch.logit_rows.shape[0] == 0:
+            return torch.empty(0, self.spec.vocab_size, dtype=torch.float32, device=x.device)
+        rows = batch.logit_rows
+        x, _ = self.ops.add_rms_norm(x[rows], residual[rows], self.final_norm, self.spec.norm_eps)
+        logits = self.head(x).to(torch.float32)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return torch.tanh(logits / self.logit_softcap) * self.logit_softcap if self.logit_softcap else logits
+
+    def _through_layers(self, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Shapes: residual [T, hidden] -> what the last layer adds, and what it adds it to, both [T, hidden]"""
+        ops, eps, scale = self.ops, self.spec.norm_eps, self.residual_scale
         x = ops.rms_norm(residual, self.layers[0].attn_norm, eps)
         for index, layer in enumerate(self.layers):
             if index:
                 x, residual = ops.add_rms_norm(x, residual, layer.attn_norm, eps)
             x = layer.attention(x, batch)
+            if layer.attn_post_norm is not None:
+                x = ops.rms_norm(x, layer.attn_post_norm, eps)
+            if scale != 1.0:
+                x = x * scale
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp(x)
-        if batch.logit_rows.shape[0] == 0:
-            return torch.empty(0, self.spec.vocab_size, dtype=torch.float32, device=x.device)
-        x, _ = ops.add_rms_norm(x[batch.logit_rows], residual[batch.logit_rows], self.final_norm, eps)
-        return self.head(x).to(torch.float32)
+            if layer.mlp_post_norm is not None:
+                x = ops.rms_norm(x, layer.mlp_post_norm, eps)
+            if scale != 1.0:
+                x = x * scale
+        return x, residual
 
-    def _layer(self, layer: LayerSpec) -> DecoderLayer:
-        i, spec = layer.index, layer.attention
-        inputs = ["attn_q", "attn_k", "attn_v"]
-        built = DecoderLayer(
-            attn_norm=self._vector("attn_norm", i),
-            attention=Attention(
-                spec=spec,
-                layer=i,
-                ops=self.ops,
-                qkv=self._projection(inputs, i, spec),
-                o=self._projection(["attn_o"], i),
-                cos_sin=self._rope(spec.rope),
-                q_norm=self._vector("attn_q_norm", i) if spec.qk_norm else None,
-                k_norm=self._vector("attn_k_norm", i) if spec.qk_norm else None,
-                norm_eps=self.spec.norm_eps,
-            ),
-            mlp_norm=self._vector("mlp_norm", i),
-            mlp=GatedMlp(self.ops, self._projection(["mlp_gate", "mlp_up"], i), self._projection(["mlp_down"], i)),
-        )
-        self._checkpoint.release()
-        return built
 
-    def _projection(self, roles: list[str], layer: int, rotary: AttentionSpec | None = None) -> Linear:
-        """The matrices of some roles side by side; rotary heads stored interleaved are put in half style."""
-        weights = [self._matrix(role, layer) for role in roles]
-        biases = [
-            self._vector(f"{role}_bias", layer, self.dtype) if (f"{role}_bias", layer) in self._checkpoint else None
-            for role in roles
-        ]
-        if rotary is not None and rotary.rope is not None and self._interleaved:
-            for index, heads in enumerate((rotary.num_heads, rotary.num_kv_heads)):
-                rows = half_style_rows(heads, rotary.head_dim).to(self.device)
-                weights[index] = take_rows(weights[index], rows)
-                bias = biases[index]
-                biases[index] = None if bias is None else bias[rows]
-        return self.ops.linear(weights, biases)
-
-    def _matrix(self, role: str, layer: int | None = None) -> Weight:
-        """A weight on its device: quantised as stored, plain no wider than the activations."""
-        stored = self._checkpoint.matrix(role, layer)
-        if isinstance(stored, QuantTensor):
-            return stored.to(self.device)
-        keep = stored.dtype.itemsize < self.dtype.itemsize or stored.dtype == self.dtype
-        return stored.to(self.device) if keep else stored.to(device=self.device, dtype=self.dtype)
-
-    def _vector(self, role: str, layer: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self._checkpoint.vector(role, layer, self.device, dtype)
-
-    def _rope(self, rope: RopeSpec | None) -> Tensor | None:
-        """The rotary table; layers with the same rotation share one."""
-        if rope is None:
-            return None
-        if rope not in self._ropes:
-            factors = self._vector("rope_factors") if rope.scaling_kind == "factors" else None
-            self._ropes[rope] = rope_table(rope, self._max_context_tokens, self.device, factors)
-        return self._ropes[rope]
+def _layer(parts: Parts, layer: LayerSpec) -> DecoderLayer:
+    i = layer.index
+    both = parts.family.norms is Norms.BOTH
+    return DecoderLayer(
+        attn_norm=parts.norm("attn_norm", i),
+        attention=parts.attention(layer),
+        mlp_norm=parts.norm("mlp_norm", i),
+        mlp=parts.mlp(layer),
+        attn_post_norm=parts.norm("attn_post_norm", i) if both else None,
+        mlp_post_norm=parts.norm("mlp_post_norm", i) if both else None,
+    )

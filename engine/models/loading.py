@@ -34,6 +34,8 @@ BUILDERS: dict[str, Builder] = {
     "mistral": Decoder,
     "qwen2": Decoder,
     "qwen3": Decoder,
+    "mixtral": Decoder,
+    "qwen3_moe": Decoder,
 }
 
 

@@ -14,7 +14,9 @@ from engine.kernels.cpu import abi
 from engine.kernels.cpu import ops as cpu_ops
 from engine.kernels.cpu.program import LOGIT_ROWS, LOGITS, Program, ProgramBuilder
 from engine.kernels.cpu.weights import PackedWeight, RowTable
+from engine.layers.attention import Attention
 from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMlp
 
 if TYPE_CHECKING:
     from engine.models.decoder import Decoder, DecoderLayer
@@ -47,15 +49,39 @@ class RecordedStep:
 
 
 def can_record(decoder: Decoder) -> bool:
-    """Whether every op of the decoder runs in the CPU library."""
+    """Whether every op of the decoder runs in the CPU library, in the order that record() knows."""
+    if not is_plain(decoder):
+        return False
     if any(registry.select(op, decoder.ops.query).name != "cpu" for op in _PLAIN_OPS):
         return False
     if decoder.embed.run is not cpu_ops.embedding:
         return False
     linears = [decoder.head]
     for layer in decoder.layers:
-        linears += [layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down]
+        linears += [layer.attention.qkv, layer.attention.o, _dense(layer).gate_up, _dense(layer).down]
     return all(part.run in _LINEAR for linear in linears for part in linear.parts)
+
+
+def is_plain(decoder: Decoder) -> bool:
+    """Whether the decoder is built like Llama: norms before, dense MLPs gated by silu, nothing scaled on the way."""
+    scaled = any(of != 1.0 for of in (decoder.embed_scale, decoder.residual_scale, decoder.logit_scale))
+    if scaled or decoder.logit_softcap or not decoder.layers:
+        return False
+    return all(
+        isinstance(layer.mlp, GatedMlp)
+        and layer.mlp.gate is decoder.ops.silu_mul
+        and isinstance(layer.attention, Attention)
+        and not layer.attention.spec.qk_norm_whole
+        and not layer.attention.spec.sinks
+        and layer.attn_post_norm is None
+        and layer.mlp_post_norm is None
+        for layer in decoder.layers
+    )
+
+
+def _dense(layer: DecoderLayer) -> GatedMlp:
+    assert isinstance(layer.mlp, GatedMlp)
+    return layer.mlp
 
 
 def record(decoder: Decoder, layer_groups: tuple[int, ...]) -> Program:
@@ -66,7 +92,7 @@ def record(decoder: Decoder, layer_groups: tuple[int, ...]) -> Program:
     wanted = b.slot(decoder.spec.hidden_size)
     qkv = b.slot(max(layer.attention.qkv.out_features for layer in decoder.layers))
     mixed = b.slot(max(s.attention.num_heads * s.attention.head_dim for s in decoder.spec.layers))
-    gate_up = b.slot(max(layer.mlp.gate_up.out_features for layer in decoder.layers))
+    gate_up = b.slot(max(_dense(layer).gate_up.out_features for layer in decoder.layers))
     table = decoder.embed.packed
     assert isinstance(table, RowTable)
     b.embedding(table, out=hidden)
@@ -74,8 +100,8 @@ def record(decoder: Decoder, layer_groups: tuple[int, ...]) -> Program:
         _linear(b, layer.attention.qkv, src=hidden, out=qkv, norm=layer.attn_norm, eps=eps)
         _attention(b, layer, qkv=qkv, out=mixed, layer_index=index, group=layer_groups[index])
         _linear(b, layer.attention.o, src=mixed, out=hidden, residual=hidden)
-        _linear(b, layer.mlp.gate_up, src=hidden, out=gate_up, norm=layer.mlp_norm, eps=eps)
-        _linear(b, layer.mlp.down, src=gate_up, out=hidden, residual=hidden, gated=True)
+        _linear(b, _dense(layer).gate_up, src=hidden, out=gate_up, norm=layer.mlp_norm, eps=eps)
+        _linear(b, _dense(layer).down, src=gate_up, out=hidden, residual=hidden, gated=True)
     b.gather(src=hidden, out=wanted)
     _linear(b, decoder.head, src=wanted, out=LOGITS, norm=decoder.final_norm, eps=eps, rows=LOGIT_ROWS)
     return b.build()

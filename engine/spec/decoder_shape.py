@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from engine.spec.families import Family
+from engine.spec.family import Family
+from engine.spec.fields import Fields
 from engine.spec.model_spec import (
     AttentionKind,
     AttentionSpec,
@@ -29,9 +30,10 @@ class DecoderShape:
     o_bias: bool
     mlp_bias: bool
 
-    def layers(self, family: Family) -> tuple[LayerSpec, ...]:
-        mlp = MlpSpec(MlpKind.DENSE, self.intermediate_size, bias=self.mlp_bias)
-        return tuple(LayerSpec(i, self._attention(family, window), mlp) for i, window in enumerate(self.windows))
+    def layers(self, family: Family, stated: Fields) -> tuple[LayerSpec, ...]:
+        mlp = MlpSpec(MlpKind.DENSE, self.intermediate_size, activation=family.activation, bias=self.mlp_bias)
+        plain = tuple(LayerSpec(i, self._attention(family, window), mlp) for i, window in enumerate(self.windows))
+        return family.adapt(stated, plain)
 
     def _attention(self, family: Family, window: int | None) -> AttentionSpec:
         return AttentionSpec(

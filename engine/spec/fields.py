@@ -16,9 +16,11 @@ MAX_CONTEXT = 1 << 27
 class Fields:
     """Values by name; a wrong type or an absurd size is refused with the name, the value and what is needed."""
 
-    def __init__(self, values: Mapping[str, object], source: str) -> None:
+    def __init__(self, values: Mapping[str, object], source: str, spelled: Mapping[str, str] | None = None) -> None:
         self.values = values
         self.source = source  # what a message calls the place, e.g. "config.json"
+        self._spelled = spelled or {}  # names that the source spells otherwise
+        self.gguf = spelled is not None  # config.json's names over a GGUF header
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -26,9 +28,10 @@ class Fields:
     def refuse(self, name: str, need: str) -> UnsupportedFormat:
         found = repr(self.values.get(name))
         shown = found if len(found) <= 80 else found[:77] + "..."
+        key = self._spelled.get(name, name)
         if self.values.get(name) is None:
-            return UnsupportedFormat(f"{self.source} does not state {name}; {need} is needed.", "Convert it again.")
-        return UnsupportedFormat(f"{self.source} states {name} = {shown}; {need} is needed.", "Convert it again.")
+            return UnsupportedFormat(f"{self.source} does not state {key}; {need} is needed.", "Convert it again.")
+        return UnsupportedFormat(f"{self.source} states {key} = {shown}; {need} is needed.", "Convert it again.")
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self.values.get(name)
@@ -79,6 +82,34 @@ class Fields:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.refuse(name, "a list of texts")
         return tuple(value)
+
+    def wholes(self, name: str, low: int, high: int) -> tuple[int, ...]:
+        """A list of whole numbers; () when none is stated."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) and low <= item <= high for item in value
+        ):
+            raise self.refuse(name, f"a list of whole numbers from {low:,} to {high:,}")
+        return tuple(value)
+
+    def numbers(self, name: str, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of exactly so many numbers."""
+        value = self.values.get(name)
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(
+                isinstance(item, int | float) and not isinstance(item, bool) and low <= item <= high for item in value
+            )
+        ):
+            raise self.refuse(name, f"a list of {count:,} numbers from {low:g} to {high:g}")
+        return tuple(float(item) for item in value)
+
+    def first_stated(self, *names: str) -> str:
+        """The first of several names for one thing that is stated; the first of all if none is."""
+        return next((name for name in names if name in self), names[0])
 
     def section(self, name: str) -> Fields | None:
         """A nested object; None when it is not stated."""

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from engine.errors import UnsupportedFormat
 from engine.spec.decoder_shape import DecoderShape, commonest_dtype
-from engine.spec.families import Bias, Family, Window, family_named
+from engine.spec.families import family_named
+from engine.spec.family import Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Fields
 from engine.spec.gguf_header import GgufHeader, read_gguf_header
+from engine.spec.gguf_names import GGUF_NAMES, renamed
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
 from engine.spec.rope_fields import gguf_rope
 from engine.spec.tensor_table import stored_name, tensor_table
@@ -52,8 +54,10 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
     if not header.tensors:
         raise UnsupportedFormat(f"{metadata.source} holds no tensors.", "It is a vocabulary alone: import a model.")
     prefix = metadata.text("general.architecture")
-    family = family_named(prefix, CheckpointFormat.GGUF, metadata.source)
-    _refuse_unknown(metadata, prefix)
+    has_experts = metadata.whole(f"{prefix}.expert_count", 0, MAX_WIDTH, 0) > 0
+    family = family_named(prefix, CheckpointFormat.GGUF, metadata.source, experts=has_experts)
+    _refuse_unknown(metadata, prefix, family, has_experts)
+    stated = renamed(metadata, prefix)
     tensors = {info.name: info for info in header.tensors}
     hidden = metadata.whole(f"{prefix}.embedding_length", 1, MAX_WIDTH)
     max_context = metadata.whole(f"{prefix}.context_length", 1, MAX_CONTEXT)
@@ -71,11 +75,12 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
         max_context_tokens=max_context,
         norm_eps=metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
         tie_embeddings=stored_name(CheckpointFormat.GGUF, "lm_head") not in tensors,
-        layers=_shape(metadata, prefix, family, tensors, hidden, max_context).layers(family),
+        layers=_shape(metadata, prefix, family, tensors, hidden, max_context).layers(family, stated),
         tensors=header.tensors,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=ends,
         source_dtype=commonest_dtype(header.tensors),
+        extra=tuple(family.scalars(stated).items()),
     )
     tensor_table(spec)
     return spec
@@ -107,7 +112,7 @@ def _shape(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=metadata.whole(f"{prefix}.feed_forward_length", 1, MAX_WIDTH),
-        rope=gguf_rope(metadata, prefix, head_dim, max_context, has_factors),
+        rope=gguf_rope(metadata, prefix, head_dim, max_context, has_factors, family.partial_rotary),
         windows=_windows(metadata, prefix, family, layers),
         qkv_bias=family.bias is Bias.QKV or in_first_layer("attn_q_bias"),
         o_bias=in_first_layer("attn_o_bias"),
@@ -117,9 +122,12 @@ def _shape(
 
 def _windows(metadata: Fields, prefix: str, family: Family, layers: int) -> tuple[int | None, ...]:
     window = metadata.whole(f"{prefix}.attention.sliding_window", 0, MAX_CONTEXT, 0)
-    if window and family.window is not Window.EVERY_LAYER:
+    if window and family.window not in (Window.EVERY_LAYER, Window.PATTERN):
         raise metadata.refuse(f"{prefix}.attention.sliding_window", "no value, for this architecture,")
-    return (window or None,) * layers
+    if not window or family.window is Window.EVERY_LAYER:
+        return (window or None,) * layers
+    period = metadata.whole(f"{prefix}.attention.sliding_window_pattern", 1, MAX_LAYERS, family.window_period)
+    return tuple(window if (i + 1) % period else None for i in range(layers))
 
 
 def _vocabulary(metadata: Fields, prefix: str, tensors: dict[str, TensorInfo]) -> int:
@@ -139,10 +147,10 @@ def _vocabulary(metadata: Fields, prefix: str, tensors: dict[str, TensorInfo]) -
     return rows
 
 
-def _refuse_unknown(metadata: Fields, prefix: str) -> None:
-    if metadata.whole(f"{prefix}.expert_count", 0, MAX_WIDTH, 0):
+def _refuse_unknown(metadata: Fields, prefix: str, family: Family, has_experts: bool) -> None:
+    if has_experts and not family.experts:
         raise metadata.refuse(f"{prefix}.expert_count", "a model without experts, or with none,")
-    known = {f"{prefix}.{key}" for key in READ_KEYS}
+    known = {f"{prefix}.{key}" for key in (*READ_KEYS, *(GGUF_NAMES[name] for name in family.understands))}
     for key in metadata.values:
         if key.startswith(f"{prefix}.") and key not in known:
             raise UnsupportedFormat(

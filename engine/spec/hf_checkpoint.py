@@ -7,7 +7,8 @@ from pathlib import Path
 
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.spec.decoder_shape import DecoderShape, commonest_dtype
-from engine.spec.families import FAMILIES, Bias, Family, Window, family_named
+from engine.spec.families import FAMILIES, family_named
+from engine.spec.family import ACTIVATIONS, Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Fields
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
 from engine.spec.rope_fields import hf_rope
@@ -25,7 +26,8 @@ def hf_spec(folder: Path) -> ModelSpec:
     family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
     if "quantization_config" in config:
         raise config.refuse("quantization_config", "an unquantised checkpoint, or a GGUF file,")
-    config.one_of("hidden_act", ("silu",), "silu")
+    gates = ACTIVATIONS[family.activation]
+    config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])
     files = _files(folder)
     tensors = tuple(info for file in files for info in read_safetensors_header(file))
     _refuse_repeats(folder, tensors)
@@ -42,12 +44,13 @@ def hf_spec(folder: Path) -> ModelSpec:
         vocab_size=vocab_size,
         max_context_tokens=max_context,
         norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-        tie_embeddings=config.truth("tie_word_embeddings", False),
-        layers=_shape(config, family, max_context).layers(family),
+        tie_embeddings=config.truth("tie_word_embeddings", family.tied),
+        layers=_shape(config, family, max_context).layers(family, config),
         tensors=tensors,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_ends(folder, config, vocab_size),
         source_dtype=commonest_dtype(tensors),
+        extra=tuple(family.scalars(config).items()),
     )
     tensor_table(spec)
     return spec
@@ -75,7 +78,7 @@ def _shape(config: Fields, family: Family, max_context: int) -> DecoderShape:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=config.whole("intermediate_size", 1, MAX_WIDTH),
-        rope=hf_rope(config, head_dim, max_context),
+        rope=hf_rope(config, head_dim, max_context, partial=family.partial_rotary),
         windows=_windows(config, family),
         qkv_bias=family.bias is Bias.QKV or stated_bias,
         o_bias=family.bias is Bias.STATED and stated_bias,
@@ -85,7 +88,7 @@ def _shape(config: Fields, family: Family, max_context: int) -> DecoderShape:
 
 def _windows(config: Fields, family: Family) -> tuple[int | None, ...]:
     layers = config.whole("num_hidden_layers", 1, MAX_LAYERS)
-    in_use = family.window is Window.EVERY_LAYER or (
+    in_use = family.window in (Window.EVERY_LAYER, Window.PATTERN) or (
         family.window is Window.UPPER_LAYERS and config.truth("use_sliding_window", False)
     )
     if not in_use or "sliding_window" not in config:
@@ -96,6 +99,9 @@ def _windows(config: Fields, family: Family) -> tuple[int | None, ...]:
         if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
             raise config.refuse("layer_types", f"{layers} of full_attention and sliding_attention")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if family.window is Window.PATTERN:
+        period = config.whole("sliding_window_pattern", 1, MAX_LAYERS, family.window_period)
+        return tuple(window if (i + 1) % period else None for i in range(layers))
     first = config.whole("max_window_layers", 0, MAX_LAYERS, 0) if family.window is Window.UPPER_LAYERS else 0
     return tuple(window if i >= first else None for i in range(layers))
 

@@ -51,6 +51,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # one norm over all heads of q, one over all of k, in place of a head at a time
     sinks: bool = False
     latent_dim: int | None = None  # LATENT: compressed width that is cached
     rope_head_dim: int | None = None  # LATENT: the shared rotary part that is cached beside it
@@ -68,12 +69,18 @@ class AttentionSpec:
 class MlpSpec:
     kind: MlpKind
     intermediate_size: int  # of one expert for EXPERTS
-    activation: str = "silu"  # of the gate
+    activation: str = "silu"  # of the gate: "silu", "gelu_tanh", "swiglu_clamped"
     num_experts: int = 0
     experts_per_token: int = 0
     shared_intermediate_size: int = 0  # always-on experts, summed
     normalise_router: bool = True
     bias: bool = False
+    router_score: str = "softmax"  # or "sigmoid"
+    router_correction: bool = False  # a bias an expert that only the choice sees
+    router_scale: float = 1.0  # multiplies the chosen experts' weights
+    router_groups: int = 1  # experts are chosen from the best router_groups_kept of so many groups
+    router_groups_kept: int = 1
+    router_group_top: int = 2  # a group is as good as the sum of its so many best experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,26 @@ DEFAULT_THETA = 10000.0
 SCALING_KINDS = ("none", "linear", "llama3", "yarn")  # and "factors": a divisor a frequency, in a GGUF tensor
 
 
-def hf_rope(config: Fields, head_dim: int, max_context_tokens: int) -> RopeSpec:
-    """From rope_parameters, or the older rope_theta and rope_scaling."""
+def hf_rope(
+    config: Fields, head_dim: int, max_context_tokens: int, *, partial: bool = False, layers: str = "full_attention"
+) -> RopeSpec:
+    """From rope_parameters, or the older rope_theta and rope_scaling.
+
+    partial: the leading part of a head may rotate alone. layers: the kind whose rotation is wanted where each has one
+    """
     _refuse_odd(config, head_dim)
     stated = config.section("rope_parameters") or config.section("rope_scaling")
     theta = config.number("rope_theta", 1.0, 1e12, DEFAULT_THETA)
     if stated is None:
-        return RopeSpec(theta, head_dim)
+        return RopeSpec(theta, _rotary_dim(config, config, head_dim, partial))
+    if layers in stated:
+        stated = stated.section(layers) or stated
     theta = stated.number("rope_theta", 1.0, 1e12, theta)
-    partial = stated.number("partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, 1.0))
-    if partial != 1.0:
-        raise stated.refuse("partial_rotary_factor", "1.0, or none, for this architecture,")
+    rotary_dim = _rotary_dim(config, stated, head_dim, partial)
     name = "rope_type" if "rope_type" in stated else "type"
     kind = stated.one_of(name, ("default", *SCALING_KINDS[1:]), "default")
     if kind == "default":
-        return RopeSpec(theta, head_dim)
+        return RopeSpec(theta, rotary_dim)
     scaling = {"factor": stated.number("factor", 1.0, 1e6)}
     if kind != "linear":
         original = stated.whole("original_max_position_embeddings", 1, MAX_CONTEXT, max_context_tokens)
@@ -34,7 +39,18 @@ def hf_rope(config: Fields, head_dim: int, max_context_tokens: int) -> RopeSpec:
         scaling["high_freq_factor"] = stated.number("high_freq_factor", 1e-6, 1e6)
     if kind == "yarn":
         scaling |= _yarn(stated)
-    return RopeSpec(theta, head_dim, kind, tuple(scaling.items()))
+    return RopeSpec(theta, rotary_dim, kind, tuple(scaling.items()))
+
+
+def _rotary_dim(config: Fields, stated: Fields, head_dim: int, partial: bool) -> int:
+    share = stated.number("partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, 1.0))
+    if share == 1.0:
+        return head_dim
+    rotary_dim = int(head_dim * share)
+    if not partial or rotary_dim < 2 or rotary_dim % 2:
+        need = "one that leaves an even number of dimensions" if partial else "1.0, or none, for this architecture"
+        raise stated.refuse("partial_rotary_factor", f"{need},")
+    return rotary_dim
 
 
 def _refuse_odd(fields: Fields, head_dim: int) -> None:
@@ -57,12 +73,14 @@ def _yarn(stated: Fields) -> dict[str, float]:
     return found
 
 
-def gguf_rope(metadata: Fields, prefix: str, head_dim: int, max_context_tokens: int, has_factors: bool) -> RopeSpec:
+def gguf_rope(
+    metadata: Fields, prefix: str, head_dim: int, max_context_tokens: int, has_factors: bool, partial: bool
+) -> RopeSpec:
     """From {prefix}.rope.*; has_factors says that the file holds rope_freqs.weight."""
     _refuse_odd(metadata, head_dim)
     theta = metadata.number(f"{prefix}.rope.freq_base", 1.0, 1e12, DEFAULT_THETA)
     rotary_dim = metadata.whole(f"{prefix}.rope.dimension_count", 2, head_dim, head_dim)
-    if rotary_dim != head_dim:
+    if rotary_dim % 2 or (rotary_dim != head_dim and not partial):
         raise metadata.refuse(
             f"{prefix}.rope.dimension_count", f"{head_dim}, the head dimension, for this architecture,"
         )

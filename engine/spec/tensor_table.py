@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.errors import UnsupportedFormat
 from engine.ggml_types import COMPUTABLE_TYPES, PLAIN_TYPES
-from engine.spec.model_spec import CheckpointFormat, LayerSpec, ModelSpec, TensorInfo
+from engine.spec.families import family_of
+from engine.spec.family import Family, Norms
+from engine.spec.model_spec import AttentionSpec, CheckpointFormat, LayerSpec, MlpKind, MlpSpec, ModelSpec, TensorInfo
 
 Role = tuple[str, int | None]  # what a tensor is for, and its layer
 
-# role -> (name in a GGUF file, name in a Hugging Face folder); layer roles follow the layer's prefix
+# role -> (name in a GGUF file, name in a Hugging Face folder); layer roles follow the layer's prefix. A name with a
+# star is of one expert, any other one of all of them stacked. A family's own names come first.
 MODEL_NAMES: dict[str, tuple[str, str]] = {
     "embed": ("token_embd.weight", "model.embed_tokens.weight"),
     "final_norm": ("output_norm.weight", "model.norm.weight"),
@@ -37,7 +40,20 @@ LAYER_NAMES: dict[str, tuple[str, str]] = {
     "mlp_gate_bias": ("ffn_gate.bias", "mlp.gate_proj.bias"),
     "mlp_up_bias": ("ffn_up.bias", "mlp.up_proj.bias"),
     "mlp_down_bias": ("ffn_down.bias", "mlp.down_proj.bias"),
+    "attn_post_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    "mlp_post_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    "attn_qkv": ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+    "mlp_gate_up": ("ffn_up.weight", "mlp.gate_up_proj.weight"),
+    "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
+    "router_correction": ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    "experts_gate": ("ffn_gate_exps.weight", "mlp.experts.*.gate_proj.weight"),
+    "experts_up": ("ffn_up_exps.weight", "mlp.experts.*.up_proj.weight"),
+    "experts_down": ("ffn_down_exps.weight", "mlp.experts.*.down_proj.weight"),
+    "shared_gate": ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
+    "shared_up": ("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+    "shared_down": ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
 }
+EXPERT_ROLES = ("experts_gate", "experts_up", "experts_down")
 DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)  # stored by old exporters, computed from the configuration by everyone
 
 
@@ -49,16 +65,22 @@ class Expected:
     required: bool = True
 
 
-def stored_name(stored_as: CheckpointFormat, role: str, layer: int | None = None) -> str:
+def stored_name(
+    stored_as: CheckpointFormat, role: str, layer: int | None = None, names: Mapping[str, tuple[str, str]] | None = None
+) -> str:
+    """names: those that a family has for itself"""
     column = 0 if stored_as is CheckpointFormat.GGUF else 1
+    found = (names or {}).get(role)
     if layer is None:
-        return MODEL_NAMES[role][column]
+        return (found or MODEL_NAMES[role])[column]
     prefix = ("blk.", "model.layers.")[column]
-    return f"{prefix}{layer}.{LAYER_NAMES[role][column]}"
+    return f"{prefix}{layer}.{(found or LAYER_NAMES[role])[column]}"
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     """Every tensor that belongs to such a model, in the order a forward pass meets them."""
+
+    family = family_of(spec.architecture)
 
     def of_model(role: str, shape: tuple[int, ...], required: bool = True) -> Expected:
         return Expected((role, None), stored_name(spec.format, role), shape, required)
@@ -68,30 +90,68 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     if rope is not None and rope.scaling_kind == "factors":
         yield of_model("rope_factors", (rope.rotary_dim // 2,))
     for layer in spec.layers:
-        for role, shape in _layer_shapes(spec.hidden_size, layer):
-            yield Expected((role, layer.index), stored_name(spec.format, role, layer.index), shape)
+        for role, shape in _layer_shapes(family, spec.hidden_size, layer):
+            name = stored_name(spec.format, role, layer.index, family.names)
+            if role in EXPERT_ROLES and "*" in name:
+                for expert, expert_role in enumerate(expert_roles(role, layer.mlp)):
+                    yield Expected((expert_role, layer.index), name.replace("*", str(expert)), shape[1:])
+            else:
+                yield Expected((role, layer.index), name, shape)
     yield of_model("final_norm", (spec.hidden_size,))
     yield of_model("lm_head", (spec.vocab_size, spec.hidden_size), required=not spec.tie_embeddings)
 
 
-def _layer_shapes(hidden: int, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    attention, inner = layer.attention, layer.mlp.intermediate_size
+def expert_roles(role: str, mlp: MlpSpec) -> list[str]:
+    """The roles of one matrix's experts where each is stored for itself."""
+    return [f"{role}.{expert}" for expert in range(mlp.num_experts)]
+
+
+def _layer_shapes(family: Family, hidden: int, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if family.norms is not Norms.AFTER:
+        yield "attn_norm", (hidden,)
+    yield from _attention_shapes(family, hidden, layer.attention)
+    if family.norms is not Norms.BEFORE:
+        yield "attn_post_norm", (hidden,)
+    if family.norms is not Norms.AFTER:
+        yield "mlp_norm", (hidden,)
+    yield from _mlp_shapes(family, hidden, layer.mlp)
+    if family.norms is not Norms.BEFORE:
+        yield "mlp_post_norm", (hidden,)
+
+
+def _attention_shapes(family: Family, hidden: int, attention: AttentionSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     q_rows, kv_rows = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    yield "attn_norm", (hidden,)
-    for role, rows in (("attn_q", q_rows), ("attn_k", kv_rows), ("attn_v", kv_rows)):
+    inputs = [("attn_q", q_rows), ("attn_k", kv_rows), ("attn_v", kv_rows)]
+    for role, rows in [("attn_qkv", q_rows + 2 * kv_rows)] if family.fused_qkv else inputs:
         yield role, (rows, hidden)
         if attention.qkv_bias:
             yield f"{role}_bias", (rows,)
-    if attention.qk_norm:
-        yield "attn_q_norm", (attention.head_dim,)
-        yield "attn_k_norm", (attention.head_dim,)
+    if attention.qk_norm or attention.qk_norm_whole:
+        yield "attn_q_norm", (attention.head_dim if attention.qk_norm else q_rows,)
+        yield "attn_k_norm", (attention.head_dim if attention.qk_norm else kv_rows,)
     yield "attn_o", (hidden, q_rows)
     if attention.o_bias:
         yield "attn_o_bias", (hidden,)
-    yield "mlp_norm", (hidden,)
-    for role, shape in (("mlp_gate", (inner, hidden)), ("mlp_up", (inner, hidden)), ("mlp_down", (hidden, inner))):
+
+
+def _mlp_shapes(family: Family, hidden: int, mlp: MlpSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    inner, shared = mlp.intermediate_size, mlp.shared_intermediate_size
+    if mlp.kind is MlpKind.EXPERTS:
+        yield "router", (mlp.num_experts, hidden)
+        if mlp.router_correction:
+            yield "router_correction", (mlp.num_experts,)
+        for role, shape in zip(EXPERT_ROLES, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+            yield role, (mlp.num_experts, *shape)
+        if shared:
+            yield from (("shared_gate", (shared, hidden)), ("shared_up", (shared, hidden)))
+            yield "shared_down", (hidden, shared)
+        return
+    inputs = [("mlp_gate", (inner, hidden)), ("mlp_up", (inner, hidden))]
+    if family.fused_gate_up:
+        inputs = [("mlp_gate_up", (2 * inner, hidden))]
+    for role, shape in (*inputs, ("mlp_down", (hidden, inner))):
         yield role, shape
-        if layer.mlp.bias:
+        if mlp.bias:
             yield f"{role}_bias", shape[:1]
 
 

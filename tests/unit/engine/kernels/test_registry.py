@@ -53,7 +53,7 @@ def test_reference_serves_every_op_and_any_query() -> None:
 def test_weight_ops_pack_and_others_do_not() -> None:
     for op in OPS:
         for impl in implementations(op):
-            assert (impl.pack is not None) == (op in ("linear", "embedding")), impl
+            assert (impl.pack is not None) == (op in ("linear", "embedding", "experts")), impl
 
 
 def test_select_prefers_priority_among_usable(backends: dict[str, list[Implementation]]) -> None:

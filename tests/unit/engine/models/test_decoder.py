@@ -41,6 +41,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -61,6 +62,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3-bias": ("Qwen3", {"head_dim": 8, "attention_bias": True}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "mixtral-window": ("Mixtral", EXPERTS | {"sliding_window": 9}),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"head_dim": 16, "moe_intermediate_size": 40, "norm_topk_prob": True}),
+    "qwen3_moe-dense-layers": (
+        "Qwen3Moe",
+        EXPERTS | {"head_dim": 8, "moe_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
 }
 
 

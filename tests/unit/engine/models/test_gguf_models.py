@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,10 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 GGUF_NAMES = {
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.gate.": "ffn_gate_inp.",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -137,6 +141,19 @@ def gguf_name(name: str) -> str:
     return name.replace("model.layers.", "blk.")
 
 
+def stored_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters as GGUF has them: experts' gate and up are two stacks."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = parameter.data.chunk(2, dim=1)
+            yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+            yield name.replace("gate_up_proj", "up_proj.weight"), up
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", parameter.data
+        else:
+            yield name, parameter
+
+
 def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGMLQuantizationType) -> None:
     """Write a transformers model as converters do, and put what the quantised matrices decode to back into it."""
     config = model.config
@@ -155,11 +172,17 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
         plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
         scaled = model.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
-    for name, parameter in model.named_parameters():
+    if hasattr(config, "num_local_experts"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    for name, parameter in list(stored_parameters(model)):
         values = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         permute = heads is not None and architecture == "llama"
-        stored_type = matrix_type if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        matrix = values.ndim > 1 and "mlp.gate." not in name  # routers stay plain, as converters leave them
+        stored_type = matrix_type if matrix else gguf.GGMLQuantizationType.F32
         packed = gguf.quantize(values, stored_type)
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(gguf.dequantize(packed, stored_type).reshape(values.shape).copy()))
@@ -200,6 +223,13 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Llama", "llama", "Q5_1", {"head_dim": 32}),
     ("Qwen2", "qwen2", "Q4_1", {}),
     ("Qwen3", "qwen3", "Q5_0", {"head_dim": 32}),
+    ("Mixtral", "llama", "Q8_0", {"num_local_experts": 4}),
+    (
+        "Qwen3Moe",
+        "qwen3moe",
+        "Q4_0",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
 ]
 
 
@@ -214,7 +244,7 @@ def test_written_gguf_gives_the_logits_of_its_decoded_weights(
     harness: Callable[..., Any],
 ) -> None:
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
-    if not hasattr(config, "head_dim"):
+    if getattr(config, "head_dim", None) is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
     torch.manual_seed(3)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()

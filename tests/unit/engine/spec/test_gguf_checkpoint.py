@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "theta-zero": ({"metadata": {"llama.rope.freq_base": 0.0}}, "freq_base"),
     "rope-partial": ({"metadata": {"llama.rope.dimension_count": 4}}, "dimension_count = 4"),
     "rope-unknown": ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "one of none, linear, yarn"),
-    "experts": ({"metadata": {"llama.expert_count": 8}}, "expert_count = 8"),
+    "experts-count-alone": ({"metadata": {"llama.expert_count": 8}}, "does not state llama.expert_used_count"),
     "key-not-understood": ({"metadata": {"llama.logit_scale": 0.5}}, r"llama\.logit_scale, which is not understood"),
     "window": ({"metadata": {"llama.attention.sliding_window": 16}}, "sliding_window = 16"),
     "eos-outside": ({"metadata": {"tokenizer.ggml.eos_token_id": 8}}, "token ids from 0 to 7"),

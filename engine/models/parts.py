@@ -1,0 +1,134 @@
+"""Parts: from a checkpoint's roles to the layers of a model, each on its device and packed for its kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.layers.attention import Attention
+from engine.layers.embedding import Embedding
+from engine.layers.experts import ExpertsMlp
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMlp
+from engine.layers.ops import Ops
+from engine.layers.rope import rope_table
+from engine.layers.weight import Weight, half_style_rows, narrowed, stack_rows, take_rows
+from engine.models.checkpoint import MappedCheckpoint
+from engine.quant.expert_stack import ExpertStack
+from engine.spec.families import family_of
+from engine.spec.model_spec import AttentionSpec, CheckpointFormat, LayerSpec, MlpKind, ModelSpec, RopeSpec
+
+
+class Parts:
+    """Owner: a model while it loads."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: MappedCheckpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: Ops,
+        max_context_tokens: int,
+    ) -> None:
+        self.spec = spec
+        self.family = family_of(spec.architecture)
+        self.checkpoint = checkpoint
+        self.device = device
+        self.dtype = dtype
+        self.ops = ops
+        self._max_context_tokens = max_context_tokens
+        self._ropes: dict[RopeSpec, Tensor] = {}
+        from_gguf = spec.format is CheckpointFormat.GGUF
+        self._interleaved = self.family.gguf_interleaved if from_gguf else self.family.hf_interleaved
+        self._norms_below_one = self.family.hf_norms_below_one and not from_gguf
+
+    def embedding_and_head(self) -> tuple[Embedding, Linear]:
+        embed = self.matrix("embed")
+        head = embed if self.spec.tie_embeddings else self.matrix("lm_head")
+        return self.ops.embedding(embed), self.ops.linear([head], [None])
+
+    def attention(self, layer: LayerSpec) -> Attention:
+        i, spec = layer.index, layer.attention
+        normed = spec.qk_norm or spec.qk_norm_whole
+        roles = ["attn_qkv"] if self.family.fused_qkv else ["attn_q", "attn_k", "attn_v"]
+        return Attention(
+            spec=spec,
+            layer=i,
+            ops=self.ops,
+            qkv=self.projection(roles, i, spec),
+            o=self.projection(["attn_o"], i),
+            cos_sin=self.rope(spec.rope),
+            q_norm=self.norm("attn_q_norm", i) if normed else None,
+            k_norm=self.norm("attn_k_norm", i) if normed else None,
+            norm_eps=self.spec.norm_eps,
+        )
+
+    def mlp(self, layer: LayerSpec) -> GatedMlp | ExpertsMlp:
+        i, spec = layer.index, layer.mlp
+        if spec.kind is MlpKind.EXPERTS:
+            return self._experts(layer)
+        roles = ["mlp_gate_up"] if self.family.fused_gate_up else ["mlp_gate", "mlp_up"]
+        return GatedMlp(self.ops.gate(spec.activation), self.projection(roles, i), self.projection(["mlp_down"], i))
+
+    def _experts(self, layer: LayerSpec) -> ExpertsMlp:
+        i, spec = layer.index, layer.mlp
+        ups = zip(self._each("experts_gate", layer), self._each("experts_up", layer), strict=True)
+        gate_up = ExpertStack(stack_rows([part for pair in ups for part in pair]), spec.num_experts)
+        down = ExpertStack(stack_rows(self._each("experts_down", layer)), spec.num_experts)
+        shared = None
+        if spec.shared_intermediate_size:
+            inputs = self.projection(["shared_gate", "shared_up"], i)
+            shared = GatedMlp(self.ops.gate(spec.activation), inputs, self.projection(["shared_down"], i))
+        return ExpertsMlp(
+            spec=spec,
+            router=self.projection(["router"], i),
+            kernels=self.ops.experts(gate_up, down, spec.activation),
+            correction=self.vector("router_correction", i) if spec.router_correction else None,
+            gate_up_bias=None,
+            down_bias=None,
+            shared=shared,
+        )
+
+    def _each(self, role: str, layer: LayerSpec) -> list[Weight]:
+        """One matrix of each expert, stored in one stack or each for itself."""
+        count = layer.mlp.num_experts
+        if (role, layer.index) not in self.checkpoint:
+            return [self.matrix(f"{role}.{expert}", layer.index) for expert in range(count)]
+        stack = ExpertStack(self.matrix(role, layer.index), count)
+        return [stack.of(expert) for expert in range(count)]
+
+    def projection(self, roles: list[str], layer: int, rotary: AttentionSpec | None = None) -> Linear:
+        """The matrices of some roles side by side; rotary heads stored interleaved are put in half style."""
+        weights = [self.matrix(role, layer) for role in roles]
+        biases = [
+            self.vector(f"{role}_bias", layer, self.dtype) if (f"{role}_bias", layer) in self.checkpoint else None
+            for role in roles
+        ]
+        if rotary is not None and rotary.rope is not None and self._interleaved:
+            for index, heads in enumerate((rotary.num_heads, rotary.num_kv_heads)):
+                rows = half_style_rows(heads, rotary.head_dim, rotary.rope.rotary_dim).to(self.device)
+                weights[index] = take_rows(weights[index], rows)
+                bias = biases[index]
+                biases[index] = None if bias is None else bias[rows]
+        return self.ops.linear(weights, biases)
+
+    def matrix(self, role: str, layer: int | None = None) -> Weight:
+        """A weight on its device: quantised as stored, plain no wider than the activations."""
+        return narrowed(self.checkpoint.matrix(role, layer), self.device, self.dtype)
+
+    def vector(self, role: str, layer: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.checkpoint.vector(role, layer, self.device, dtype)
+
+    def norm(self, role: str, layer: int | None = None) -> Tensor:
+        stored = self.vector(role, layer)
+        return stored + 1.0 if self._norms_below_one else stored
+
+    def rope(self, rope: RopeSpec | None) -> Tensor | None:
+        """The rotary table; layers with the same rotation share one."""
+        if rope is None:
+            return None
+        if rope not in self._ropes:
+            factors = self.vector("rope_factors") if rope.scaling_kind == "factors" else None
+            self._ropes[rope] = rope_table(rope, self._max_context_tokens, self.device, factors)
+        return self._ropes[rope]
