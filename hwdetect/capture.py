@@ -13,11 +13,12 @@ from hwdetect.finish import finish
 from hwdetect.host import cgroup, cpuinfo, lscpu, memory
 from hwdetect.machine import Cgroup, Memory
 from hwdetect.report import Parser, Report, unreadable
-from hwdetect.text import clean
+from hwdetect.text import clean, cpu_list
 from hwdetect.tree import BundleTree, is_bundle
 from hwdetect.vendors import (
     amd,
     amd_json,
+    amd_smi,
     ascend,
     boxed,
     enflame,
@@ -121,6 +122,16 @@ def _parse_meminfo(text: str, source: str) -> Report:
 
 
 def _parse_limit(text: str, source: str) -> Report:
+    words = text.split()
+    if "cpuset" in source:
+        ids = cpu_list(text)
+        key = "cpuset_mems" if "mems" in source else "cpuset_cpus"
+        return Report(source=source, cgroup=Cgroup.of(source, **{key: ids}) if ids else None)
+    if len(words) == 2:
+        quota, period = cgroup.limit_bytes(words[0]), cgroup.limit_bytes(words[1])
+        return Report(
+            source=source, cgroup=Cgroup.of(source, cpu_quota_cpus=quota / period if quota and period else None)
+        )
     limit = cgroup.limit_bytes(text)
     group = Cgroup.of(source, memory_limit_bytes=limit)
     return Report(source=source, cgroup=group, memory=Memory.of(source, cgroup_limit_bytes=limit))
@@ -169,6 +180,7 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect("metax topology", _says("MetaX System", "MetaXLink"), others.parse_metax_topology, ("mx-smi",)),
     Dialect("cambricon", _says("CNMON", "MLU"), _boxed(boxed.CAMBRICON), ("cnmon",)),
     Dialect("amd json", amd_json.looks_like, amd_json.parse, ("rocm-smi", "amd-smi")),
+    Dialect("amd-smi", amd_smi.looks_like, amd_smi.parse, ("amd-smi",)),
     Dialect("amd", amd.looks_like, amd.parse, ("rocm-smi", "amd-smi")),
     Dialect("nvidia table", nvidia_table.looks_like, nvidia_table.parse, ("nvidia-smi",)),
     Dialect("nvidia list", nvidia_topo.looks_like_list, nvidia_topo.parse_list, ("nvidia-smi",)),
@@ -183,6 +195,7 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect("lscpu", lscpu.looks_like, _parse_lscpu, ("lscpu",)),
     Dialect("cpuinfo", _matches_cpuinfo, _parse_cpuinfo, ("/proc/cpuinfo",)),
     Dialect("meminfo", _says("MemTotal:"), _parse_meminfo, ("/proc/meminfo",)),
-    Dialect("limit", lambda text: bool(re.fullmatch(r"\s*(?:max|\d{1,20})\s*", text)), _parse_limit),
+    Dialect("limit", lambda text: bool(re.fullmatch(r"\s*(?:max|\d{1,20})(?: \d{1,9})?\s*", text)), _parse_limit),
+    Dialect("cpu set", lambda text: False, _parse_limit, ("cat",)),
     Dialect("nvidia rows", _matches_boxed, nvidia_table.parse, ("nvidia-smi",)),
 )

@@ -234,8 +234,9 @@ def _text_name(function: PciDevice, vendor: Vendor) -> str | None:
     text = re.sub(r"\s*\(rev [0-9a-fA-F]+\)$", "", function.text)
     text = _BRACKET_ID.sub("", text).strip()
     product = re.search(r"\[([^\]]+)\]\s*$", text)
-    if vendor is Vendor.NVIDIA and product:
-        return f"NVIDIA {product.group(1)}"
+    makers = {Vendor.NVIDIA: "NVIDIA", Vendor.AMD: "AMD", Vendor.INTEL: "Intel"}
+    if vendor in makers and product and product.group(1) != "AMD/ATI":
+        return f"{makers[vendor]} {product.group(1)}"
     named = re.sub(r"^.*?(?:Co\.?,?\s?Ltd\.?|Corporation|Inc\.|\[AMD/ATI\])\s*", "", text)
     named = re.sub(r"\s*\[[^\]]*\]$", "", named).strip()
     if not named or named == text or named.startswith("Device"):

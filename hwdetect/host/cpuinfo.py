@@ -127,6 +127,10 @@ def _architecture(info: CpuInfo) -> str | None:
         return "s390x"
     if "POWER" in (info.first("cpu") or "").upper() or info.common.get("platform") in ("pSeries", "PowerNV"):
         return "ppc64"
+    if "Loongson" in (info.first("CPU Family", "Model Name") or ""):
+        return "loongarch64"
+    if "mips" in isa:
+        return "mips"
     flags = (info.first("flags") or "").split()
     if flags:
         return "x86_64" if "lm" in flags else "i686"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from typing import Any
 
+from hwdetect import jsontext
 from hwdetect.host.arm import hexadecimal, implementer_name
 from hwdetect.host.isa import isa_levels
 from hwdetect.machine import Cpu, NumaNode
@@ -45,7 +48,23 @@ _NODE = re.compile(r"^numa\D*?(\d{1,5})\D*cpu", re.IGNORECASE)
 _INSTANCES = re.compile(r"\((\d{1,5}) instances?\)")
 
 
+def plain(text: str) -> str:
+    """`lscpu -J` as the lines that lscpu prints without it."""
+    whole = jsontext.load(text) if '"lscpu"' in text else None
+    entries = whole.get("lscpu") if isinstance(whole, dict) else None
+    return "\n".join(_fields(entries)) if isinstance(entries, list) else text
+
+
+def _fields(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        if isinstance(entry, dict):
+            yield f"{jsontext.text_of(entry.get('field')) or ''} {jsontext.text_of(entry.get('data')) or ''}"
+            below = entry.get("children")
+            yield from _fields(below) if isinstance(below, list) else ()
+
+
 def looks_like(text: str) -> bool:
+    text = plain(text)
     meanings = {_meaning(key) for _, key, _ in key_values(text.splitlines())}
     return len(meanings & {"cpus", "online", "threads", "cores", "sockets", "architecture"}) >= 3
 
@@ -57,6 +76,7 @@ def _meaning(key: str) -> str | None:
 
 def parse(text: str, source: str) -> tuple[Cpu, tuple[NumaNode, ...]]:
     """Several `Model name` blocks (unequal cores) add up; a socket count of `-` is unknown."""
+    text = plain(text)
     values: dict[str, list[str]] = {}
     nodes: dict[int, NumaNode] = {}
     for _, key, value in key_values(text.splitlines()):

@@ -89,7 +89,7 @@ def _mode(memory: str | None, compute: str | None) -> str | None:
 def _parse_amd_smi(whole: Any, source: str) -> Report:
     entries = whole.get("gpu_data") if isinstance(whole, dict) else whole
     devices = (
-        [_amd_smi_device(entry, source) for entry in entries if isinstance(entry, dict) and "gpu" in entry]
+        [describe(entry, source) for entry in entries if isinstance(entry, dict) and "gpu" in entry]
         if isinstance(entries, list)
         else []
     )
@@ -111,7 +111,8 @@ def _at(entry: Any, *path: str) -> str | None:
     return known(jsontext.text_of(entry))
 
 
-def _amd_smi_device(entry: dict[str, Any], source: str) -> Accelerator:
+def describe(entry: dict[str, Any], source: str) -> Accelerator:
+    """One GPU of amd-smi's tree, whether it came as JSON or as indented text."""
     device_id = _at(entry, "asic", "device_id")
     total = mib(_at(entry, "vram", "size") or _at(entry, "mem_usage", "total_vram"))
     used = mib(_at(entry, "mem_usage", "used_vram"))

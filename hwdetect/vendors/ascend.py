@@ -45,6 +45,8 @@ def parse(text: str, source: str) -> Report:
         return _parse_topology(text, source)
     if re.search(r"^\s*NPU ID\s+(?:Slot ID\s+)?Chip ID", text, re.MULTILINE):
         return _parse_mapping(text, source)
+    if "Usage Rate(%)" in text or "Capacity(MB)" in text:
+        return _parse_usages(text, source)
     if re.search(r"^\s*NPU ID\s*:", text, re.MULTILINE) or "Total Count" in text:
         return _parse_list(text, source)
     problems = _problems(text)
@@ -242,27 +244,40 @@ def _parse_list(text: str, source: str) -> Report:
 
 
 def _parse_usages(text: str, source: str) -> Report:
-    """`info -t usages|memory|common -i N`: one device's `Key(unit) : value` lines."""
-    values = {key: value for _, key, value in reversed(list(key_values(text.splitlines())))}
+    """`info -t usages|memory|common -i N`: `Key(unit) : value` lines of each chip, its `Chip ID` being the last."""
+    npu: int | None = None
+    blocks: list[dict[str, str]] = [{}]
+    for _, key, value in key_values(text.splitlines()):
+        if key == "NPU ID":
+            npu = integer(value) if npu is None else npu
+            continue
+        blocks[-1].setdefault(key, value)
+        if key == "Chip ID":
+            blocks.append({})
+    chips = [block for block in blocks if "Chip ID" in block] or blocks[:1]
+    devices = [device for block in chips if (device := _usages(block, npu, source)) is not None]
+    return Report(source=source, vendor=Vendor.ASCEND, devices=unique(devices))
 
+
+def _usages(values: dict[str, str], npu: int | None, source: str) -> Accelerator | None:
     def size(*names: str) -> int | None:
-        found = next((number(values[name]) for name in names if name in values), None)
+        found = next((count for name in names if (count := number(values.get(name)))), None)
         return int(found * MIB) if found else None
 
     total = size("HBM Capacity(MB)", "DDR Capacity(MB)", "Memory Capacity(MB)")
-    share = next((number(values[n]) for n in ("HBM Usage Rate(%)", "DDR Usage Rate(%)") if n in values), None)
+    kind = "HBM" if size("HBM Capacity(MB)") else "DDR" if size("DDR Capacity(MB)") else "Memory"
+    share = number(values.get(f"{kind} Usage Rate(%)"))
     if total is None and share is None:
-        return Report(source=source, vendor=Vendor.ASCEND)
-    device = Accelerator.of(
+        return None
+    known_share = total is not None and share is not None and 0 <= share <= 100
+    chip = integer(values.get("Chip ID"))
+    return Accelerator.of(
         source,
         vendor=Vendor.ASCEND,
-        card=integer(values.get("NPU ID")),
-        chip=integer(values.get("Chip ID")),
+        card=npu,
+        chip=chip,
         memory_total_bytes=total,
         memory_used_percent=share,
-        memory_used_bytes=int(total * share / 100)
-        if total is not None and share is not None and share <= 100
-        else None,
+        memory_used_bytes=int(total * share / 100) if known_share and total and share is not None else None,
         utilisation_percent=number(values.get("Aicore Usage Rate(%)") or values.get("AICore Usage Rate(%)")),
     )
-    return Report(source=source, vendor=Vendor.ASCEND, devices=(device,))

@@ -66,7 +66,7 @@ def cells_of(text: str) -> Iterator[tuple[str, list[str] | None]]:
         renamed = next((name for mark, name in _SECTIONS if opening.startswith(mark)), None)
         if renamed:
             section = renamed
-        elif "bus-id" in stripped.lower():
+        elif "bus-id" in stripped.lower() or "bus id" in stripped.lower():
             section = "devices"
         yield section, cells
 

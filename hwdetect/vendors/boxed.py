@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hwdetect.accelerator import Accelerator, DeviceProcess, State, Vendor
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, mib, pci_address
-from hwdetect.vendors.box import Row, cells_of, celsius, percent, rows, sizes, title_value, watts
+from hwdetect.vendors.box import Row, cells_of, celsius, percent, rows, title_value, watts
 
 _NAMED = re.compile(r"^\s*(\d{1,4})\s+(.+?)(?:\s+(On|Off|N/A|Enabled|Disabled))?\s*$")
 _CNMON = re.compile(r"^\s*(\d{1,4})\s+(\S+)\s+(\S.*?)\s+(v[\d.]+|N/A)\s*$")
@@ -25,7 +25,6 @@ class Dialect:
     driver_keys: tuple[str, ...]
     runtime_keys: tuple[str, ...] = ()
     runtime_label: str = ""
-    memory_cells: tuple[tuple[int, int], ...] = ((1, 1),)
     utilisation_cell: tuple[int, int] = (1, 2)
     errors_cell: tuple[int, int] | None = None
     health_cell: tuple[int, int] | None = None
@@ -43,7 +42,6 @@ METAX = Dialect(
     ("Kernel Mode Driver Version",),
     ("MACA Version",),
     "MACA ",
-    memory_cells=((1, 2),),
     utilisation_cell=(0, 3),
     health_cell=(1, 3),
 )
@@ -84,7 +82,7 @@ def _starts(cells: list[str], dialect: Dialect) -> tuple[int, str] | None:
 
 
 def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[DeviceProcess]] | None) -> Accelerator:
-    used, total = next((found for cell in dialect.memory_cells if (found := sizes(row.cell(*cell)))), (None, None))
+    used, total = row.memory()
     draw, limit = watts(row.cell(1, 0))
     errors = integer(row.cell(*dialect.errors_cell)) if dialect.errors_cell else None
     health = known(row.cell(*dialect.health_cell)) if dialect.health_cell else None
@@ -100,10 +98,10 @@ def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[D
         driver_version=row_driver.group() if row_driver else None,
         memory_total_bytes=total,
         memory_used_bytes=used,
-        temperature_c=celsius(row.cell(1, 0)) if dialect.vendor is not Vendor.METAX else celsius(row.cell(1, 1)),
+        temperature_c=next((heat for n in (0, 1) if (heat := celsius(row.cell(1, n))) is not None), None),
         power_w=draw,
         power_limit_w=limit,
-        utilisation_percent=percent(row.cell(*dialect.utilisation_cell)),
+        utilisation_percent=_utilisation(row, dialect),
         ecc_uncorrected=errors if errors is not None else integer(ecc),
         ecc_enabled=False if ecc == "Disabled" else True if ecc == "Enabled" or ecc.isdigit() else None,
         health=health,
@@ -115,6 +113,12 @@ def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[D
             source, state=State.UNHEALTHY, reason=reason, fix="see the kernel log: sudo dmesg | tail -100"
         )
     return checked_memory(device)
+
+
+def _utilisation(row: Row, dialect: Dialect) -> float | None:
+    """The cell that the heading names; MetaX' older table has it in the first line's last one."""
+    found = percent(row.cell(*dialect.utilisation_cell))
+    return percent(row.lines[0][-1]) if found is None and dialect.vendor is Vendor.METAX else found
 
 
 def _product(name: str, vendor: Vendor) -> str:

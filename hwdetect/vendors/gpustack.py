@@ -43,6 +43,8 @@ def parse(text: str, source: str) -> Report:
             devices += _topology(entry, vendor, source)
         elif vendor is not None:
             devices.append(_device(entry, vendor, source))
+    strangers = {str(entry.get("manufacturer"))[:40] for entry in entries if _vendor(entry) is None}
+    notes += tuple(Note(Severity.WARNING, source, f"unknown manufacturer {name}") for name in sorted(strangers))
     vendors = {device.vendor for device in devices}
     drivers = {device.driver_version for device in devices if device.driver_version}
     return Report(

@@ -7,9 +7,10 @@ import re
 from hwdetect import jsontext
 from hwdetect.accelerator import Accelerator, Vendor
 from hwdetect.report import Report, checked_memory, unique
-from hwdetect.text import integer, key_values, known, number, pci_address
+from hwdetect.text import MIB, integer, key_values, known, number, pci_address
 from hwdetect.vendors.box import celsius, percent
 
+_LISTED = re.compile(r"^(?:HCU|DCU)\[(\d{1,4})\]\s*:\s*(.+?)\s*:\s*(.*?)\s*$", re.MULTILINE)
 _CARD = re.compile(r"^card(\d{1,4})$")
 
 
@@ -17,7 +18,13 @@ def looks_like(text: str) -> bool:
     dcu_table = re.search(r"^\s*DCU\s+Temp", text, re.MULTILINE) is not None
     if re.search(r'"card\d+"', text):
         return bool(re.search(r'"(?:HCU|DCU) |hygon|haiguang', text, re.IGNORECASE))
-    return dcu_table or "Actual Device" in text or "hy-smi" in text or ("HCU" in text and "VRAM%" in text)
+    return (
+        dcu_table
+        or _LISTED.search(text) is not None
+        or "Actual Device" in text
+        or "hy-smi" in text
+        or ("HCU" in text and "VRAM%" in text)
+    )
 
 
 def parse(text: str, source: str) -> Report:
@@ -25,6 +32,8 @@ def parse(text: str, source: str) -> Report:
         return _parse_virtual(text, source)
     if re.search(r'"card\d+"', text):
         return _parse_json(text, source)
+    if _LISTED.search(text):
+        return _parse_listed(text, source)
     heading: list[str] = []
     devices: list[Accelerator] = []
     for line in text.splitlines():
@@ -85,33 +94,49 @@ def _parse_virtual(text: str, source: str) -> Report:
 def _parse_json(text: str, source: str) -> Report:
     whole = jsontext.load(text)
     cards = whole if isinstance(whole, dict) else jsontext.members(text)
-    devices: list[Accelerator] = []
-    for name, card in cards.items():
-        found = _CARD.match(str(name))
-        if not found or not isinstance(card, dict):
-            continue
-        lowered = {str(key).strip().lower(): jsontext.text_of(value) for key, value in card.items()}
-        total = number(lowered.get("available memory size (mib)") or lowered.get("vram total memory (mib)"))
-        used = number(lowered.get("hcu memory use (mib)") or lowered.get("vram total used memory (mib)"))
-        devices.append(
-            checked_memory(
-                Accelerator.of(
-                    source,
-                    vendor=Vendor.HYGON,
-                    index=int(found.group(1)),
-                    name=known(lowered.get("card series")) or known(lowered.get("card model")),
-                    uuid=known(lowered.get("unique id")),
-                    # The value may carry a serial number after the address
-                    pci_address=pci_address(lowered.get("pci bus")),
-                    memory_total_bytes=int(total * 1024 * 1024)
-                    if total
-                    else integer(lowered.get("vram total memory (b)")),
-                    memory_used_bytes=int(used * 1024 * 1024)
-                    if used is not None
-                    else integer(lowered.get("vram total used memory (b)")),
-                    utilisation_percent=number(lowered.get("dcu use (%)") or lowered.get("hcu use (%)")),
-                    temperature_c=number(lowered.get("temperature (sensor edge) (c)")),
-                )
-            )
+    devices = [
+        _described(
+            int(found.group(1)), {str(key): jsontext.text_of(value) or "" for key, value in card.items()}, source
         )
+        for name, card in cards.items()
+        if (found := _CARD.match(str(name))) and isinstance(card, dict)
+    ]
     return Report(source=source, vendor=Vendor.HYGON, devices=unique(devices))
+
+
+def _parse_listed(text: str, source: str) -> Report:
+    """`HCU[0] : key: value` lines."""
+    values: dict[int, dict[str, str]] = {}
+    for found in _LISTED.finditer(text):
+        values.setdefault(int(found.group(1)), {}).setdefault(found.group(2), found.group(3))
+    devices = [_described(index, row, source) for index, row in values.items()]
+    return Report(source=source, vendor=Vendor.HYGON, devices=unique(devices))
+
+
+def _described(index: int, values: dict[str, str], source: str) -> Accelerator:
+    lowered = {key.strip().lower(): value for key, value in values.items()}
+
+    def size(*names: str) -> int | None:
+        """Bytes of the first of these keys, which end in their unit."""
+        for name in names:
+            for unit, scale in ((" (mib)", MIB), (" (b)", 1)):
+                count = number(lowered.get(name + unit))
+                if count is not None and count >= 0:
+                    return int(count * scale)
+        return None
+
+    return checked_memory(
+        Accelerator.of(
+            source,
+            vendor=Vendor.HYGON,
+            index=index,
+            name=known(lowered.get("card series")) or known(lowered.get("card model")),
+            uuid=known(lowered.get("unique id")),
+            # The value may carry a serial number after the address
+            pci_address=pci_address(lowered.get("pci bus")),
+            memory_total_bytes=size("available memory size", "vram total memory"),
+            memory_used_bytes=size("hcu memory use", "dcu memory use", "vram total used memory"),
+            utilisation_percent=number(lowered.get("dcu use (%)") or lowered.get("hcu use (%)")),
+            temperature_c=number(lowered.get("temperature (sensor edge) (c)")),
+        )
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hwdetect.accelerator import Link, LinkKind
 from hwdetect.text import cpu_list
 
-_COLUMN = re.compile(r"^(GPU|NPU|DCU|XPU|PPU|MLU|NIC|mlx\d*_|bnxt_re|hfi1_|roce\w*?)(\d{1,4})$")
+_DEVICE = re.compile(r"^(GPU|NPU|DCU|HCU|XPU|PPU|MLU|AIP)(\d{1,4})$")
 _TAILS = (
     ("cpu affinity", "cpu"),
     ("numa affinity", "numa"),
@@ -55,42 +55,60 @@ def link(peer: int | None, label: str) -> Link:
 def parse(text: str) -> Matrix:
     """The first matrix in the text. Rows and columns of network cards are left out; a repeated row counts once."""
     matrix = Matrix()
-    columns: list[re.Match[str]] = []
+    columns: list[str] = []
     tails: list[str] = []
     for line in text.splitlines():
         words = line.split()
-        heading = [found for word in words if (found := _COLUMN.match(word))]
-        is_heading = (
-            len(heading) >= 1
-            and bool(words)
-            and _COLUMN.match(words[0])
-            and (len(words) == 1 or _COLUMN.match(words[1]) or words[1].lower() in ("cpu", "numa", "node", "gpu"))
-        )
-        if (is_heading and len(heading) > 1) or (is_heading and len(words) > 1 and not columns):
+        heading = _heading(words)
+        if heading is not None:
             if columns:
                 break
-            columns = heading
-            lower = " ".join(words).lower()
-            places = sorted((lower.find(mark), name) for mark, name in _TAILS if mark in lower)
-            tails = [name for _, name in places]
-            continue
-        if not columns or len(words) < 2:
-            continue
-        row = _COLUMN.match(words[0])
-        if not row or row.group(1) != columns[0].group(1):
-            continue
-        _add_row(matrix, int(row.group(2)), columns, words[1:], tails)
+            columns, tails = heading
+        elif columns and len(words) >= 2 and (row := _DEVICE.match(words[0])) and row.group(1) == _kind(columns):
+            _add_row(matrix, int(row.group(2)), columns, words[1:], tails)
     return matrix
 
 
-def _add_row(matrix: Matrix, row: int, columns: list[re.Match[str]], words: list[str], tails: list[str]) -> None:
+def _heading(words: list[str]) -> tuple[list[str], list[str]] | None:
+    """Column names and affinity columns of a heading line; None for any other line."""
+    if not words or not _DEVICE.match(words[0]):
+        return None
+    lower = [word.lower() for word in words]
+    # The tails: "CPU Affinity", "NUMA Affinity", "Node Affinity" and "GPU NUMA ID"
+    pairs = list(zip(lower, [*lower[1:], ""], strict=True))
+    cut = next(
+        (n for n, pair in enumerate(pairs) if n and (pair[1] == "affinity" or pair == ("gpu", "numa"))), len(words)
+    )
+    columns = words[:cut]
+    # A row begins like a heading; its second word is a link, not a name
+    if len(columns) > 1 and not (_DEVICE.match(columns[1]) or _looks_like_names(columns[1:])):
+        return None
+    if len(columns) == 1 and cut == len(words):
+        return None
+    tail = " ".join(lower[cut:])
+    places = sorted((tail.find(mark), name) for mark, name in _TAILS if mark in tail)
+    return columns, [name for _, name in places]
+
+
+def _looks_like_names(words: list[str]) -> bool:
+    """True for columns such as mlx5_0 or NIC2: cells are X, a link's name or numbers."""
+    return all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*\d", word) and not re.fullmatch(r"NV\d+", word) for word in words)
+
+
+def _kind(columns: list[str]) -> str:
+    first = _DEVICE.match(columns[0])
+    return first.group(1) if first else ""
+
+
+def _add_row(matrix: Matrix, row: int, columns: list[str], words: list[str], tails: list[str]) -> None:
     if row in matrix.devices:
         return
     matrix.devices.append(row)
-    kind = columns[0].group(1)
+    kind = _kind(columns)
     for column, word in zip(columns, words, strict=False):
-        if column.group(1) == kind:
-            matrix.cells[row, int(column.group(2))] = word
+        device = _DEVICE.match(column)
+        if device and device.group(1) == kind:
+            matrix.cells[row, int(device.group(2))] = word
     for name, word in zip(tails, words[len(columns) :], strict=False):
         if name == "cpu":
             ids = cpu_list(word)

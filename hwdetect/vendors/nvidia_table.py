@@ -10,7 +10,7 @@ from hwdetect.report import Problem, Report, checked_memory, unique
 from hwdetect.text import integer, known, mib, pci_address
 from hwdetect.vendors.box import Row, cells_of, celsius, percent, rows, sizes, title_value, watts
 
-_FIRST = re.compile(r"^\s*(\d{1,4})\s+(.+?)(?:\s+(On|Off|N/A|WDDM|TCC|MCDM))?\s*$")
+_FIRST = re.compile(r"^\s*(\d{1,4})\.?\s+(.+?)(?:\s+(On|Off|N/A|WDDM|TCC|MCDM))?\s*$")
 _MIG = re.compile(r"^\s*(\d{1,4})\s+(\d{1,4})\s+(\d{1,4})\s+(\d{1,4})\s*$")
 _PROCESS = re.compile(
     r"^\s*(\d{1,4})\s+(?:(\d+|N/A)\s+(\d+|N/A)\s+)?(\d{1,10})\s+([CG+MP]{1,5})\s+(.*?)\s+(\d+\s*[KMG]i?B|N/A)?\s*$"
