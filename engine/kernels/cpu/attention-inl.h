@@ -177,7 +177,8 @@ void tile_rows(const AttentionArgs* a, const AttentionTask* t, const Tile& tile,
 // Pages lie anywhere: the CPU does not find the next tile by itself, and that is half the time of a long context. The
 // tile may be of the next split: most often the same thread does that one too. Inlined by force: a function that only
 // prefetches has no effect that GCC knows of, and its calls are dropped.
-__attribute__((always_inline)) inline void prefetch_tile(const AttentionArgs* a, const AttentionTask* t, int64_t first, int64_t end) {
+__attribute__((always_inline)) inline void prefetch_tile(const AttentionArgs* a, const AttentionTask* t, int64_t first,
+                                                         int64_t end) {
   const int64_t bytes = (int64_t)a->head_dim * (a->kv_type == BAYARD_F32 ? 4 : 2);
   for (int64_t key = first; key < end; key++) {
     const uint8_t* row = kv_row(a, t, key);

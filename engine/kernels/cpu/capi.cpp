@@ -39,7 +39,8 @@ int threads_for(int64_t work) {
 template <class Body>
 int run(int64_t work, int64_t shared_bytes, const Body& body) {
   try {
-    if (static_cast<int64_t>(g_shared.size()) < shared_bytes + 64) g_shared.resize(static_cast<size_t>(shared_bytes + 64));
+    const auto size = static_cast<size_t>(shared_bytes + 64);
+    if (g_shared.size() < size) g_shared.resize(size);
     pool().run([](Team& team, void* p) { (*static_cast<const Body*>(p))(team); },
                const_cast<void*>(static_cast<const void*>(&body)), threads_for(work));
   } catch (const std::bad_alloc&) {
@@ -196,7 +197,8 @@ int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_
   std::lock_guard<std::mutex> lock(g_mutex);
   if (kv->type < BAYARD_F32 || kv->type > BAYARD_BF16) return BAYARD_BAD_KIND;
   for (int64_t i = 0; i < count; i++)
-    if (pages[i] < 0 || pages[i] >= kv->pages || offsets[i] < 0 || offsets[i] >= kv->page_tokens) return BAYARD_BAD_INDEX;
+    if (pages[i] < 0 || pages[i] >= kv->pages || offsets[i] < 0 || offsets[i] >= kv->page_tokens)
+      return BAYARD_BAD_INDEX;
   return run(count * kv_heads * dim, 0, [&](Team& team) {
     run_kv_write(team, rows(k, k_stride, count), rows(v, v_stride, count), kv_heads, dim, *kv, pages, offsets);
   });

@@ -14,6 +14,16 @@ struct Block {
   Isa::vf m;          // only where kHasMin
 };
 
+// The weights some blocks on, fetched while this block is computed with: with several rows to a tile (not with one) the
+// CPU's own fetching ahead falls behind. kBytes is what a block takes, heads shared by several blocks spread over them.
+template <class F>
+__attribute__((always_inline)) inline void fetch_ahead(const uint8_t* tile, int64_t kb, int part) {
+  constexpr int64_t kAhead = 2048;
+  if (part) return;
+  const uint8_t* p = tile + kb * F::kBytes + kAhead;
+  for (int at = 0; at < F::kBytes; at += 64) __builtin_prefetch(p + at);
+}
+
 // part: first lane of the tile that this pass computes.
 inline void nibbles(const uint8_t* p, int part, Isa::vi* q) {
   for (int i = 0; i < 4; i++) {
@@ -28,6 +38,7 @@ inline void fifth_bits(const uint8_t* p, int part, Isa::vi* q) {
 inline Isa::vf half_at(const uint8_t* p, int part) { return Isa::load_half((const uint16_t*)(p + 2 * part)); }
 
 struct Q4_0 {
+  static constexpr int kBytes = 288;
   static constexpr int kOffset = 8, kMax = 15;
   static constexpr bool kHasMin = false, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -37,6 +48,7 @@ struct Q4_0 {
   }
 };
 struct Q4_1 {
+  static constexpr int kBytes = 320;
   static constexpr int kOffset = 0, kMax = 15;
   static constexpr bool kHasMin = true, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -47,6 +59,7 @@ struct Q4_1 {
   }
 };
 struct Q5_0 {
+  static constexpr int kBytes = 352;
   static constexpr int kOffset = 16, kMax = 31;
   static constexpr bool kHasMin = false, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -57,6 +70,7 @@ struct Q5_0 {
   }
 };
 struct Q5_1 {
+  static constexpr int kBytes = 384;
   static constexpr int kOffset = 0, kMax = 31;
   static constexpr bool kHasMin = true, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -68,6 +82,7 @@ struct Q5_1 {
   }
 };
 struct Q8_0 {
+  static constexpr int kBytes = 544;
   static constexpr int kOffset = 128, kMax = 255;
   static constexpr bool kHasMin = false, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -77,6 +92,7 @@ struct Q8_0 {
   }
 };
 struct Q4_K {
+  static constexpr int kBytes = 296;
   static constexpr int kOffset = 0, kMax = 15;
   static constexpr bool kHasMin = true, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -88,6 +104,7 @@ struct Q4_K {
   }
 };
 struct Q5_K {
+  static constexpr int kBytes = 360;
   static constexpr int kOffset = 0, kMax = 31;
   static constexpr bool kHasMin = true, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -100,6 +117,7 @@ struct Q5_K {
   }
 };
 struct Q6_K {
+  static constexpr int kBytes = 420;
   static constexpr int kOffset = 32, kMax = 63;
   static constexpr bool kHasMin = false, kSplit = true;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -123,6 +141,7 @@ struct Q6_K {
 // The code book of E2M1, doubled and moved up by 12.
 const int8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 struct MxFp4 {
+  static constexpr int kBytes = 272;
   static constexpr int kOffset = 12, kMax = 24;
   static constexpr bool kHasMin = false, kSplit = false;
   static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
@@ -134,14 +153,17 @@ struct MxFp4 {
 };
 // Float kinds: [k][16 rows], one row of 16 after the other.
 struct F32 {
+  static constexpr int kBytes = 2048;
   static inline Isa::vf at(const uint8_t* tile, int64_t k, int part) {
     return Isa::load((const float*)(tile + 64 * k + 4 * part));
   }
 };
 struct F16 {
+  static constexpr int kBytes = 1024;
   static inline Isa::vf at(const uint8_t* tile, int64_t k, int part) { return half_at(tile + 32 * k, part); }
 };
 struct Bf16 {
+  static constexpr int kBytes = 1024;
   static inline Isa::vf at(const uint8_t* tile, int64_t k, int part) {
     return Isa::load_bf16((const uint16_t*)(tile + 32 * k + 2 * part));
   }

@@ -16,6 +16,7 @@ inline void exact_rows(const LinearArgs* a, const uint8_t* tile, const float* co
   for (int m = 0; m < M; m++) acc[m] = Isa::zero();
   for (int64_t kb = 0; kb < a->k_blocks; kb++) {
     Block b;
+    if (M > 1) fetch_ahead<F>(tile, kb, part);
     F::load(tile, kb, part, b);
     const Isa::vf c = F::kHasMin ? b.m : Isa::mul(b.d, Isa::set(-(float)F::kOffset));
     const Isa::vf c_high = F::kSplit ? Isa::mul(b.d_high, Isa::set(-(float)F::kOffset)) : c;
@@ -39,6 +40,7 @@ inline void float_rows(const LinearArgs* a, const uint8_t* tile, const float* co
   for (int m = 0; m < M; m++) acc[m] = Isa::zero();
   for (int64_t kb = 0; kb < a->k_blocks; kb++) {
     Isa::vf even[M], odd[M];
+    if (M > 1) fetch_ahead<F>(tile, kb, part);
     for (int m = 0; m < M; m++) even[m] = odd[m] = Isa::zero();
 #pragma GCC unroll 4
     for (int64_t k = 32 * kb; k < 32 * kb + 32; k += 2) {
@@ -59,6 +61,7 @@ inline void int8_rows(const LinearArgs* a, const uint8_t* tile, int64_t row, int
   for (int m = 0; m < M; m++) acc[m] = Isa::zero();
   for (int64_t kb = 0; kb < a->k_blocks; kb++) {
     Block b;
+    if (M > 1) fetch_ahead<F>(tile, kb, part);
     F::load(tile, kb, part, b);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {

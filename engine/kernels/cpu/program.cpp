@@ -104,11 +104,12 @@ int Program::run(Pool& pool, const BayardStep& step) {
   int64_t shared = 0;
   const int threads = pool.threads();
   try {
+    const int64_t most = std::max(step.tokens, step.logit_count);
     buffers_.resize(widths_.size());
     strides_.resize(widths_.size());
     for (size_t i = 0; i < widths_.size(); i++) {
       strides_[i] = (widths_[i] + 15) / 16 * 16 + 16;  // odd in cache lines more often than not
-      const auto bytes = static_cast<size_t>((step.tokens > step.logit_count ? step.tokens : step.logit_count) * strides_[i] * 4 + 64);
+      const auto bytes = static_cast<size_t>(most * strides_[i] * 4 + 64);
       if (buffers_[i].size() < bytes) buffers_[i].resize(bytes);
     }
     for (const BayardOp& op : ops_) {
@@ -136,7 +137,8 @@ int Program::run(Pool& pool, const BayardStep& step) {
 
 AttentionStep Program::attention_of(const BayardOp& op, const BayardStep& step) const {
   const BayardGroup& g = step.groups[op.group];
-  return AttentionStep{g.block_tables, g.table_stride, g.table_width, step.query_starts, step.context_lens, step.sequences};
+  return AttentionStep{g.block_tables,    g.table_stride,    g.table_width,
+                       step.query_starts, step.context_lens, step.sequences};
 }
 
 void Program::steps(Team& team, const BayardStep& step) {
