@@ -36,6 +36,8 @@ BUILDERS: dict[str, Builder] = {
     "qwen3": Decoder,
     "mixtral": Decoder,
     "qwen3_moe": Decoder,
+    "gemma2": Decoder,
+    "gemma3_text": Decoder,
 }
 
 

@@ -55,6 +55,7 @@ class Family:
     bias: Bias = Bias.STATED
     window: Window = Window.NEVER
     window_period: int = 1
+    default_window: int = 0  # tokens, where the checkpoint states none; 0: no window
     norms: Norms = Norms.BEFORE
     qk_norm: bool = False  # RMS norm of each head of q and k before the rotation
     gguf_interleaved: bool = False  # GGUF stores q and k rows so that the rotation pairs neighbours

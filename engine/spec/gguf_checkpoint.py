@@ -121,7 +121,7 @@ def _shape(
 
 
 def _windows(metadata: Fields, prefix: str, family: Family, layers: int) -> tuple[int | None, ...]:
-    window = metadata.whole(f"{prefix}.attention.sliding_window", 0, MAX_CONTEXT, 0)
+    window = metadata.whole(f"{prefix}.attention.sliding_window", 0, MAX_CONTEXT, family.default_window)
     if window and family.window not in (Window.EVERY_LAYER, Window.PATTERN):
         raise metadata.refuse(f"{prefix}.attention.sliding_window", "no value, for this architecture,")
     if not window or family.window is Window.EVERY_LAYER:

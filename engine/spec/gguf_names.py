@@ -11,6 +11,10 @@ GGUF_NAMES: dict[str, str] = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
 }
 
 

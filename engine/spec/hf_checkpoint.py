@@ -91,9 +91,9 @@ def _windows(config: Fields, family: Family) -> tuple[int | None, ...]:
     in_use = family.window in (Window.EVERY_LAYER, Window.PATTERN) or (
         family.window is Window.UPPER_LAYERS and config.truth("use_sliding_window", False)
     )
-    if not in_use or "sliding_window" not in config:
+    if not in_use or ("sliding_window" not in config and not family.default_window):
         return (None,) * layers
-    window = config.whole("sliding_window", 1, MAX_CONTEXT)
+    window = config.whole("sliding_window", 1, MAX_CONTEXT, family.default_window)
     kinds = config.texts("layer_types")
     if kinds:
         if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 
 from engine.errors import UnsupportedFormat
-from engine.spec.families import llama, mixtral
+from engine.spec.families import gemma, llama, mixtral
 from engine.spec.family import Family
 from engine.spec.model_spec import CheckpointFormat
 
-FAMILIES: tuple[Family, ...] = (*llama.FAMILIES, *mixtral.FAMILIES)
+FAMILIES: tuple[Family, ...] = (*llama.FAMILIES, *mixtral.FAMILIES, *gemma.FAMILIES)
 
 _BY_KEY = {family.key: family for family in FAMILIES}
 

@@ -42,6 +42,7 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -69,6 +70,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         EXPERTS | {"head_dim": 8, "moe_intermediate_size": 40, "mlp_only_layers": [1]},
     ),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-uncapped": (
+        "Gemma2",
+        GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3_text": ("Gemma3Text", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3_text-linear": (
+        "Gemma3Text",
+        GEMMA
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 
 
@@ -83,7 +101,7 @@ def saved_model(name: str, folder: Path) -> Any:
     family, changes = CASES[name]
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
     torch.manual_seed(11)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name or "bias" in parameter_name:

@@ -135,8 +135,15 @@ GGUF_NAMES = {
 }
 
 
-def gguf_name(name: str) -> str:
-    for theirs, ours in GGUF_NAMES.items():
+NORMS_AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+OTHER_NAMES: dict[str, dict[str, str]] = {
+    "gemma2": NORMS_AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
+    "gemma3": NORMS_AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
+}
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    for theirs, ours in (GGUF_NAMES | OTHER_NAMES.get(architecture, {})).items():
         name = name.replace(theirs, ours)
     return name.replace("model.layers.", "blk.")
 
@@ -154,6 +161,12 @@ def stored_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter
 
 
+OTHER_KEYS: dict[str, dict[str, Any]] = {
+    "gemma2": {"attention.sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3": {"attention.sliding_window": 9, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+}
+
+
 def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGMLQuantizationType) -> None:
     """Write a transformers model as converters do, and put what the quantised matrices decode to back into it."""
     config = model.config
@@ -167,8 +180,13 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.rope_parameters["rope_type"] == "llama3":
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    for key, value in OTHER_KEYS.get(architecture, {}).items():
+        {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)](
+            f"{architecture}.{key}", value
+        )
+    if rope["rope_type"] == "llama3":
         plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
         scaled = model.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
@@ -187,7 +205,9 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(gguf.dequantize(packed, stored_type).reshape(values.shape).copy()))
         stored = interleaved(packed, heads) if permute else packed
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored), raw_dtype=stored_type)
+        if "norm" in name and architecture in ("gemma2", "gemma3"):
+            stored = stored + 1  # converters store what the norm multiplies by
+        writer.add_tensor(gguf_name(name, architecture), np.ascontiguousarray(stored), raw_dtype=stored_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -230,6 +250,31 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "Q4_0",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
     ),
+    (
+        "Gemma2",
+        "gemma2",
+        "F16",
+        {
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 9,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    (
+        "Gemma3Text",
+        "gemma3",
+        "Q8_0",
+        {
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 9,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 ]
 
 
@@ -244,10 +289,12 @@ def test_written_gguf_gives_the_logits_of_its_decoded_weights(
     harness: Callable[..., Any],
 ) -> None:
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
+    if family.startswith("Gemma3"):
+        assert config.layer_types[:6] == ["sliding_attention"] * 5 + ["full_attention"]
     if getattr(config, "head_dim", None) is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
     torch.manual_seed(3)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
