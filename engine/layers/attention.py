@@ -34,12 +34,15 @@ class Attention:
         """
         spec, ops = self.spec, self.ops
         rows, dim = x.shape[0], spec.head_dim
-        qkv = self.qkv(x).view(rows, spec.num_heads + 2 * spec.num_kv_heads, dim)
+        projected = self.qkv(x)
+        qkv = projected.view(rows, spec.num_heads + 2 * spec.num_kv_heads, dim)
         k_end = spec.num_heads + spec.num_kv_heads
         q, k, v = qkv[:, : spec.num_heads], qkv[:, spec.num_heads : k_end], qkv[:, k_end:]
         if self.q_norm is not None and self.k_norm is not None:
-            q = ops.rms_norm(q, self.q_norm, self.norm_eps)
-            k = ops.rms_norm(k, self.k_norm, self.norm_eps)
+            if spec.qk_norm_whole:
+                q, k = projected[:, : spec.num_heads * dim], projected[:, spec.num_heads * dim : k_end * dim]
+            q = ops.rms_norm(q, self.q_norm, self.norm_eps).view(rows, spec.num_heads, dim)
+            k = ops.rms_norm(k, self.k_norm, self.norm_eps).view(rows, spec.num_kv_heads, dim)
         view = batch.kv_views[self.layer]
         pages = batch.groups[batch.layer_groups[self.layer]]
         if self.cos_sin is None:

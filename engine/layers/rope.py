@@ -16,8 +16,11 @@ from engine.spec.model_spec import RopeSpec
 def rope_table(spec: RopeSpec, max_context_tokens: int, device: torch.device, factors: Tensor | None = None) -> Tensor:
     """Half cosines, half sines of each position's angles.
 
-    Shapes: factors [R/2], divisors for scaling_kind "factors" -> [max_context_tokens, R] float32
+    Shapes: factors [R/2], divisors for scaling_kind "factors" or "long_factors" -> [max_context_tokens, R] float32
     """
+    if spec.scaling_kind == "longrope":
+        length = long_or_short(spec, max_context_tokens)
+        factors = torch.tensor([value for name, value in spec.scaling if name.startswith(f"{length}.")])
     frequencies, magnitude = scaled_frequencies(spec, factors)
     positions = torch.arange(max_context_tokens, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
@@ -31,15 +34,20 @@ def scaled_frequencies(spec: RopeSpec, factors: Tensor | None = None) -> tuple[T
     scaling = dict(spec.scaling)
     if spec.scaling_kind == "none":
         return plain, 1.0
-    if spec.scaling_kind == "factors":
+    if spec.scaling_kind in ("factors", "longrope", "long_factors"):
         assert factors is not None, "the family's loader gives the divisors"
-        return plain / factors.to(torch.float32).cpu(), 1.0
+        return plain / factors.to(torch.float32).cpu(), scaling.get("attention_factor", 1.0)
     if spec.scaling_kind == "linear":
         return plain / scaling["factor"], 1.0
     if spec.scaling_kind == "llama3":
         return _llama3(plain, scaling), 1.0
     assert spec.scaling_kind == "yarn", spec.scaling_kind
     return _yarn(plain, spec, scaling), _yarn_magnitude(scaling)
+
+
+def long_or_short(spec: RopeSpec, max_context_tokens: int) -> str:
+    """Which divisors all positions use. Keys stay in the cache as they were turned, so one form serves every length."""
+    return "long" if max_context_tokens > dict(spec.scaling)["original_max_tokens"] else "short"
 
 
 def _llama3(plain: Tensor, scaling: dict[str, float]) -> Tensor:

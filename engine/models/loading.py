@@ -13,6 +13,7 @@ from engine.errors import UnsupportedFormat
 from engine.kernels.registry import OpQuery
 from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
 from engine.models.decoder import Decoder
+from engine.models.post_norm_decoder import PostNormDecoder
 from engine.spec.model_spec import ModelSpec
 
 
@@ -38,6 +39,12 @@ BUILDERS: dict[str, Builder] = {
     "qwen3_moe": Decoder,
     "gemma2": Decoder,
     "gemma3_text": Decoder,
+    "olmo2": PostNormDecoder,
+    "olmo3": PostNormDecoder,
+    "granite": Decoder,
+    "phi3": Decoder,
+    "glm4": Decoder,
+    "glm4_moe": Decoder,
 }
 
 

@@ -11,7 +11,7 @@ from engine.layers.experts import ExpertsMlp
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
-from engine.layers.rope import rope_table
+from engine.layers.rope import long_or_short, rope_table
 from engine.layers.weight import Weight, half_style_rows, narrowed, stack_rows, take_rows
 from engine.models.checkpoint import MappedCheckpoint
 from engine.quant.expert_stack import ExpertStack
@@ -130,5 +130,8 @@ class Parts:
             return None
         if rope not in self._ropes:
             factors = self.vector("rope_factors") if rope.scaling_kind == "factors" else None
+            if rope.scaling_kind == "long_factors":
+                both = {length: self.vector(f"rope_{length}") for length in ("long", "short")}
+                factors = both[long_or_short(rope, self._max_context_tokens)]
             self._ropes[rope] = rope_table(rope, self._max_context_tokens, self.device, factors)
         return self._ropes[rope]

@@ -60,11 +60,12 @@ class Family:
     qk_norm: bool = False  # RMS norm of each head of q and k before the rotation
     gguf_interleaved: bool = False  # GGUF stores q and k rows so that the rotation pairs neighbours
     hf_interleaved: bool = False  # so do Hugging Face folders
-    partial_rotary: bool = False  # the leading part of a head may rotate alone
+    partial_rotary: float | None = None  # the share of a head that rotates where none is stated; None: all, always
     fused_qkv: bool = False  # q, k and v are stored as one matrix
     fused_gate_up: bool = False  # so are gate and up
     hf_norms_below_one: bool = False  # Hugging Face folders store norm weights less one
     experts: bool = False  # layers have experts; tells apart families of one GGUF architecture
+    next_token_layers: bool = False  # checkpoints may hold layers for speculation after the last one; they are left out
     tied: bool = False  # embeddings are tied unless the checkpoint says otherwise
     activation: str = "silu"  # of the gate: a key of ACTIVATIONS
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # stored names that differ, as in tensor_table

@@ -40,6 +40,8 @@ READ_KEYS = (
     "expert_used_count",
 )
 MAX_NAME_CHARACTERS = 120
+FACTORS = (("rope_factors", "factors"), ("rope_long", "long_factors"))  # tensor -> a RopeSpec's kind
+NEXT_KEY = "nextn_predict_layers"
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -57,8 +59,10 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
     has_experts = metadata.whole(f"{prefix}.expert_count", 0, MAX_WIDTH, 0) > 0
     family = family_named(prefix, CheckpointFormat.GGUF, metadata.source, experts=has_experts)
     _refuse_unknown(metadata, prefix, family, has_experts)
-    stated = renamed(metadata, prefix)
     tensors = {info.name: info for info in header.tensors}
+    past = _next_token_layers(metadata, prefix, family)
+    tensors = {name: info for name, info in tensors.items() if not name.startswith(past)}
+    stated = renamed(metadata, prefix, tensors)
     hidden = metadata.whole(f"{prefix}.embedding_length", 1, MAX_WIDTH)
     max_context = metadata.whole(f"{prefix}.context_length", 1, MAX_CONTEXT)
     vocab_size = _vocabulary(metadata, prefix, tensors)
@@ -76,10 +80,10 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
         norm_eps=metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
         tie_embeddings=stored_name(CheckpointFormat.GGUF, "lm_head") not in tensors,
         layers=_shape(metadata, prefix, family, tensors, hidden, max_context).layers(family, stated),
-        tensors=header.tensors,
+        tensors=tuple(tensors.values()),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=ends,
-        source_dtype=commonest_dtype(header.tensors),
+        source_dtype=commonest_dtype(tuple(tensors.values())),
         extra=tuple(family.scalars(stated).items()),
     )
     tensor_table(spec)
@@ -95,14 +99,14 @@ def _name(metadata: Fields, stem: str) -> str:
 def _shape(
     metadata: Fields, prefix: str, family: Family, tensors: dict[str, TensorInfo], hidden: int, max_context: int
 ) -> DecoderShape:
-    layers = metadata.whole(f"{prefix}.block_count", 1, MAX_LAYERS)
+    layers = _layers(metadata, prefix, family)
     heads = metadata.whole(f"{prefix}.attention.head_count", 1, MAX_WIDTH)
     kv_heads = metadata.whole(f"{prefix}.attention.head_count_kv", 1, heads, heads)
     if heads % kv_heads:
         raise metadata.refuse(f"{prefix}.attention.head_count_kv", f"a divisor of the {heads} heads")
     head_dim = metadata.whole(f"{prefix}.attention.key_length", 2, MAX_WIDTH, max(hidden // heads, 2))
     metadata.whole(f"{prefix}.attention.value_length", head_dim, head_dim, head_dim)
-    has_factors = stored_name(CheckpointFormat.GGUF, "rope_factors") in tensors
+    factors = next((kind for role, kind in FACTORS if stored_name(CheckpointFormat.GGUF, role) in tensors), "")
 
     def in_first_layer(role: str) -> bool:
         return stored_name(CheckpointFormat.GGUF, role, 0) in tensors
@@ -112,12 +116,23 @@ def _shape(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=metadata.whole(f"{prefix}.feed_forward_length", 1, MAX_WIDTH),
-        rope=gguf_rope(metadata, prefix, head_dim, max_context, has_factors, family.partial_rotary),
+        rope=gguf_rope(metadata, prefix, head_dim, max_context, factors, family.partial_rotary),
         windows=_windows(metadata, prefix, family, layers),
         qkv_bias=family.bias is Bias.QKV or in_first_layer("attn_q_bias"),
         o_bias=in_first_layer("attn_o_bias"),
         mlp_bias=in_first_layer("mlp_gate_bias"),
     )
+
+
+def _layers(metadata: Fields, prefix: str, family: Family) -> int:
+    stated = metadata.whole(f"{prefix}.block_count", 1, MAX_LAYERS)
+    return stated - (metadata.whole(f"{prefix}.{NEXT_KEY}", 0, stated - 1, 0) if family.next_token_layers else 0)
+
+
+def _next_token_layers(metadata: Fields, prefix: str, family: Family) -> tuple[str, ...]:
+    """How the names of layers start that are for speculation only, past the last one that runs."""
+    end = metadata.whole(f"{prefix}.block_count", 1, MAX_LAYERS)
+    return tuple(f"blk.{i}." for i in range(_layers(metadata, prefix, family), end))
 
 
 def _windows(metadata: Fields, prefix: str, family: Family, layers: int) -> tuple[int | None, ...]:
@@ -151,6 +166,8 @@ def _refuse_unknown(metadata: Fields, prefix: str, family: Family, has_experts: 
     if has_experts and not family.experts:
         raise metadata.refuse(f"{prefix}.expert_count", "a model without experts, or with none,")
     known = {f"{prefix}.{key}" for key in (*READ_KEYS, *(GGUF_NAMES[name] for name in family.understands))}
+    if family.next_token_layers:
+        known.add(f"{prefix}.{NEXT_KEY}")
     for key in metadata.values:
         if key.startswith(f"{prefix}.") and key not in known:
             raise UnsupportedFormat(

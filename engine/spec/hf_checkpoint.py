@@ -16,6 +16,7 @@ from engine.spec.safetensors_header import read_safetensors_header
 from engine.spec.tensor_table import tensor_table
 
 MAX_JSON_BYTES = 1 << 24
+MAX_NEXT = 8  # layers for speculation
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
@@ -31,6 +32,9 @@ def hf_spec(folder: Path) -> ModelSpec:
     files = _files(folder)
     tensors = tuple(info for file in files for info in read_safetensors_header(file))
     _refuse_repeats(folder, tensors)
+    if family.next_token_layers:
+        past = tuple(f"model.layers.{config.whole('num_hidden_layers', 1, MAX_LAYERS) + i}." for i in range(MAX_NEXT))
+        tensors = tuple(info for info in tensors if not info.name.startswith(past))
     vocab_size = config.whole("vocab_size", 1, MAX_VOCABULARY)
     max_context = config.whole("max_position_embeddings", 1, MAX_CONTEXT)
     bos = config.token_ids("bos_token_id", vocab_size)

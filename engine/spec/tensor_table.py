@@ -20,6 +20,8 @@ MODEL_NAMES: dict[str, tuple[str, str]] = {
     "final_norm": ("output_norm.weight", "model.norm.weight"),
     "lm_head": ("output.weight", "lm_head.weight"),
     "rope_factors": ("rope_freqs.weight", ""),
+    "rope_long": ("rope_factors_long.weight", ""),
+    "rope_short": ("rope_factors_short.weight", ""),
 }
 LAYER_NAMES: dict[str, tuple[str, str]] = {
     "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
@@ -89,6 +91,9 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     rope = spec.layers[0].attention.rope
     if rope is not None and rope.scaling_kind == "factors":
         yield of_model("rope_factors", (rope.rotary_dim // 2,))
+    if rope is not None and rope.scaling_kind == "long_factors":
+        yield of_model("rope_long", (rope.rotary_dim // 2,))
+        yield of_model("rope_short", (rope.rotary_dim // 2,))
     for layer in spec.layers:
         for role, shape in _layer_shapes(family, spec.hidden_size, layer):
             name = stored_name(spec.format, role, layer.index, family.names)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import difflib
 
 from engine.errors import UnsupportedFormat
-from engine.spec.families import gemma, llama, mixtral
+from engine.spec.families import gemma, glm, granite, llama, mixtral, olmo, phi
 from engine.spec.family import Family
 from engine.spec.model_spec import CheckpointFormat
 
-FAMILIES: tuple[Family, ...] = (*llama.FAMILIES, *mixtral.FAMILIES, *gemma.FAMILIES)
+FAMILIES: tuple[Family, ...] = (
+    *llama.FAMILIES,
+    *mixtral.FAMILIES,
+    *gemma.FAMILIES,
+    *olmo.FAMILIES,
+    *granite.FAMILIES,
+    *phi.FAMILIES,
+    *glm.FAMILIES,
+)
 
 _BY_KEY = {family.key: family for family in FAMILIES}
 

@@ -40,9 +40,32 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+def long_rope(original: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": original,
+        "short_factor": [1.0, 1.5, 2.0, 2.5],
+        "long_factor": [2.0, 5.0, 9.0, 20.0],
+    }
+
+
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -87,6 +110,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 9}),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3-partial": ("Phi3", {"hidden_size": 96} | HALF_ROTARY),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True} | HALF_ROTARY),
+    "glm4-no-bias": ("Glm4", {"head_dim": 8, "attention_bias": False} | HALF_ROTARY),
+    "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "attention_bias": True, "use_qk_norm": True}),
+    "glm4_moe-plain": ("Glm4Moe", GROUPED | {"head_dim": 16, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
 }
 
 
@@ -98,7 +138,10 @@ def prompts() -> list[list[int]]:
 
 def saved_model(name: str, folder: Path) -> Any:
     """A random transformers model, saved into folder."""
-    family, changes = CASES[name]
+    return saved_case(*CASES[name], folder)
+
+
+def saved_case(family: str, changes: dict[str, Any], folder: Path) -> Any:
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
     torch.manual_seed(11)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
@@ -106,6 +149,9 @@ def saved_model(name: str, folder: Path) -> Any:
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name or "bias" in parameter_name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)  # norms are born as ones, biases as zeros
+        for buffer_name, buffer in model.named_buffers():
+            if "correction" in buffer_name:
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     model.save_pretrained(folder)
     return model
 
@@ -127,6 +173,18 @@ def test_logits_of_ragged_chunked_batch_match_transformers(
     for chunk in (1, 7, 512):
         for found, wanted in zip(harness(model).run(prompts(), chunk), expected, strict=True):
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_long_rope_beyond_the_original_context_matches_transformers(
+    tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any]
+) -> None:
+    changes = {"original_max_position_embeddings": 12, "rope_parameters": long_rope(12)}
+    truth = saved_case("Phi3", changes, tmp_path)
+    long = [p for p in prompts() if len(p) > 12]
+    for found, prompt in zip(harness(load(tmp_path)).run(long, 7), long, strict=True):
+        torch.testing.assert_close(found, true_logits(truth, prompt), atol=1e-4, rtol=1e-4)
+    short = harness(load(tmp_path, max_context_tokens=12)).run([long[0][:12]], 7)[0]
+    torch.testing.assert_close(short, true_logits(truth, long[0][:12]), atol=1e-4, rtol=1e-4)
 
 
 def test_greedy_tokens_of_ragged_batch_match_transformers(
