@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -139,11 +140,27 @@ NORMS_AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforw
 OTHER_NAMES: dict[str, dict[str, str]] = {
     "gemma2": NORMS_AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
     "gemma3": NORMS_AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
+    "olmo2": NORMS_AFTER,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "glm4": {
+        "mlp.gate_up_proj": "ffn_up",
+        "post_attention_layernorm": "ffn_norm",
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+    },
+    "glm4moe": {
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+        "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_experts.up_proj": "ffn_up_shexp",
+        "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    },
 }
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    for theirs, ours in (GGUF_NAMES | OTHER_NAMES.get(architecture, {})).items():
+    others = OTHER_NAMES.get(architecture, {})
+    for theirs, ours in (others | {k: v for k, v in GGUF_NAMES.items() if k not in others}).items():
         name = name.replace(theirs, ours)
     return name.replace("model.layers.", "blk.")
 
@@ -159,11 +176,30 @@ def stored_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}.weight", parameter.data
         else:
             yield name, parameter
+    for name, buffer in model.named_buffers():
+        if "correction" in name:
+            yield name, buffer
 
 
 OTHER_KEYS: dict[str, dict[str, Any]] = {
     "gemma2": {"attention.sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gemma3": {"attention.sliding_window": 9, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    "granite": {"attention.scale": 0.3, "embedding_scale": 1.5, "residual_scale": 0.4, "logit_scale": 2.5},
+    "phi3": {
+        "rope.dimension_count": 16,
+        "rope.scaling.original_context_length": 32,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(32)),
+    },
+    "glm4": {"rope.dimension_count": 8},
+    "glm4moe": {
+        "rope.dimension_count": 8,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.7,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "nextn_predict_layers": 1,
+    },
 }
 
 
@@ -173,7 +209,7 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + (architecture == "glm4moe"))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
@@ -183,13 +219,19 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     for key, value in OTHER_KEYS.get(architecture, {}).items():
-        {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)](
+        {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool}[type(value)](
             f"{architecture}.{key}", value
         )
     if rope["rope_type"] == "llama3":
         plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
         scaled = model.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+    if rope["rope_type"] == "longrope":
+        for length in ("long", "short"):
+            divisors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", divisors)
+    if architecture == "glm4moe":  # what is there for speculation is not looked at
+        writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((4, 32), dtype=np.float32))
     if hasattr(config, "num_local_experts"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -198,7 +240,7 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
     for name, parameter in list(stored_parameters(model)):
         values = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        permute = heads is not None and architecture == "llama"
+        permute = heads is not None and architecture in ("llama", "granite")
         matrix = values.ndim > 1 and "mlp.gate." not in name  # routers stay plain, as converters leave them
         stored_type = matrix_type if matrix else gguf.GGMLQuantizationType.F32
         packed = gguf.quantize(values, stored_type)
@@ -234,6 +276,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Llama", "llama", "F32", {}),
     ("Llama", "llama", "F16", {"tie_word_embeddings": True}),
@@ -249,6 +292,50 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "qwen3moe",
         "Q4_0",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    (
+        "Granite",
+        "granite",
+        "Q5_0",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
+    ("Olmo2", "olmo2", "Q4_0", {}),
+    (
+        "Phi3",
+        "phi3",
+        "Q8_0",
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 12.0],
+            },
+        },
+    ),
+    ("Glm4", "glm4", "Q8_0", {"attention_bias": True} | HALF_ROTARY),
+    (
+        "Glm4Moe",
+        "glm4moe",
+        "F16",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+        }
+        | HALF_ROTARY,
     ),
     (
         "Gemma2",
@@ -299,6 +386,9 @@ def test_written_gguf_gives_the_logits_of_its_decoded_weights(
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     path = tmp_path / "model.gguf"
     write_gguf(path, model, architecture, gguf.GGMLQuantizationType[kind])
     prompt = torch.randint(0, 99, (50,), generator=torch.Generator().manual_seed(1)).tolist()
