@@ -150,7 +150,7 @@ def _parse_table(text: str, source: str) -> tuple[Accelerator, ...]:
         if ids:
             index, _, device_id, guid, rest = ids.groups()
             mode = _PARTITIONED.search(rest)
-            if mode is None and "Partitions" in heading:
+            if mode is None and (not heading or "Partitions" in heading):
                 continue  # cut before it says whether it is a card or a slice of one
             group = mode.group(2) if mode else "SPX"
             slices.setdefault(group, []).append(

@@ -254,8 +254,14 @@ def _parse_usages(text: str, source: str) -> Report:
         blocks[-1].setdefault(key, value)
         if key == "Chip ID":
             blocks.append({})
-    chips = [block for block in blocks if "Chip ID" in block] or blocks[:1]
-    devices = [device for block in chips if (device := _usages(block, npu, source)) is not None]
+    chips: dict[int, dict[str, str]] = {}
+    for block in blocks:
+        chip = integer(block.get("Chip ID"))
+        if chip is not None:
+            chips.setdefault(chip, block)
+    devices = [
+        device for block in list(chips.values()) or blocks[:1] if (device := _usages(block, npu, source)) is not None
+    ]
     return Report(source=source, vendor=Vendor.ASCEND, devices=unique(devices))
 
 

@@ -41,7 +41,8 @@ def parse(text: str, source: str) -> Report:
         vendor = _vendor(entry)
         if vendor is not None and "devices_distances" in entry:
             devices += _topology(entry, vendor, source)
-        elif vendor is not None:
+        elif vendor is not None and _whole(entry.get("index")) is not None:
+            # It numbers every device: an entry without its number is what is left of one
             devices.append(_device(entry, vendor, source))
     strangers = {str(entry.get("manufacturer"))[:40] for entry in entries if _vendor(entry) is None}
     notes += tuple(Note(Severity.WARNING, source, f"unknown manufacturer {name}") for name in sorted(strangers))
