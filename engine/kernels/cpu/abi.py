@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 INTEGER_KINDS = frozenset(KINDS[3:])
 EXACT, INT8 = 0, 1
-PLAIN, RMS_NORM, SILU_MUL, GELU_MUL = range(4)
+PLAIN, RMS_NORM, SILU_MUL, GELU_MUL, SWIGLU_CLAMPED = range(5)
 NO_SLOT, LOGITS = -1, -2
 (OP_EMBEDDING, OP_LINEAR, OP_NORM, OP_ADD, OP_ROPE_KV, OP_ATTENTION, OP_GATHER, OP_GATE_MUL, OP_SCALE, OP_SOFTCAP) = (
     range(10)
@@ -30,6 +30,22 @@ class Linear(Structure):
         ("mode", c_int32),
         ("prepare", c_int32),
         ("reserved", c_int32),
+    )
+
+
+class Experts(Structure):
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("experts", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("gate_up_kind", c_int32),
+        ("down_kind", c_int32),
+        ("mode", c_int32),
+        ("gate", c_int32),
     )
 
 
@@ -130,6 +146,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_packed_bytes": (_L, (_I, _L, _L)),
     "bayard_pack": (_I, (_I, _P, _L, _L, _L, _P)),
     "bayard_linear": (_I, (POINTER(Linear), _P, _L, _L, _P, _L, _P, _L)),
+    "bayard_experts": (_I, (POINTER(Experts), _P, _L, _L, _P, _P, _L, _P, _L)),
     "bayard_embedding": (_I, (_I, _P, _L, _L, _L, _P, _L, _P, _L)),
     "bayard_rms_norm": (_I, (_P, _L, _L, _L, _P, _F, _P, _L)),
     "bayard_add_rms_norm": (_I, (_P, _L, _P, _L, _L, _L, _P, _F, _P, _L, _P, _L)),
@@ -137,7 +154,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_rope": (_I, (_P, _L, _L, _L, _L, _P, _P, _L, _L)),
     "bayard_kv_write": (_I, (_P, _L, _P, _L, _L, _L, _L, POINTER(Kv), _P, _P)),
     "bayard_attention": (_I, (POINTER(Attention), _P, _L, POINTER(Kv), _P, _L, _L, _P, _P, _L, _L, _P, _L)),
-    "bayard_argmax": (_I, (_P, _L, _L, _L, _P)),
+    "bayard_argmax": (_I, (_P, _L, _L, _L, _I, _P)),
     "bayard_program_create": (_I, (_P, _L, POINTER(Op), _L, POINTER(_P))),
     "bayard_program_free": (None, (_P,)),
     "bayard_program_run": (_I, (_P, POINTER(Step))),
@@ -148,6 +165,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
 STRUCTS: dict[str, type[Structure]] = {
     "BayardWeight": Weight,
     "BayardLinear": Linear,
+    "BayardExperts": Experts,
     "BayardKv": Kv,
     "BayardAttention": Attention,
     "BayardOp": Op,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.kernels.cpu import abi, ops
+from engine.kernels.cpu.experts import GATES, experts_exact, experts_int8, pack_experts
 from engine.kernels.cpu.library import absent_reason, isa
 from engine.kernels.cpu.weights import keep_rows, pack
 from engine.kernels.registry import Implementation, OpQuery
@@ -36,6 +37,20 @@ def _integer(query: OpQuery) -> str | None:
     return _weighted(query)
 
 
+def _experts(query: OpQuery) -> str | None:
+    if query.gate not in GATES:
+        return f"knows the gates {', '.join(GATES)}; these experts have {query.gate or 'no named one'}"
+    if query.down_kind not in abi.KINDS:
+        return f"reads {', '.join(abi.KINDS)}; the experts' second matrix is {query.down_kind or 'of no named kind'}"
+    return _weighted(query)
+
+
+def _integer_experts(query: OpQuery) -> str | None:
+    if query.activation == "int8" and query.down_kind not in abi.INTEGER_KINDS:
+        return f"multiplies whole numbers; {query.down_kind or 'unnamed'} weights have none"
+    return _integer(query) or _experts(query)
+
+
 def _attention(query: OpQuery) -> str | None:
     if query.kv_dtype not in _KV_DTYPES:
         return f"reads a cache of {', '.join(_KV_DTYPES)}; this one is {query.kv_dtype or 'of no named type'}"
@@ -64,5 +79,10 @@ def implementations() -> Iterable[Implementation]:
     yield plain("add_rms_norm", _common, ops.add_rms_norm)
     yield plain("rope", _common, ops.rope)
     yield plain("silu_mul", _common, ops.silu_mul)
+    yield plain("gelu_mul", _common, ops.gelu_mul)
+    yield plain("pick_greedy", _common, ops.pick_greedy)
+    yield Implementation("experts", "cpu", PRIORITY, _experts, experts_exact, pack_experts, detail)
+    int8 = f"{detail}, int8"
+    yield Implementation("experts", "cpu-int8", PRIORITY + 1, _integer_experts, experts_int8, pack_experts, int8)
     yield plain("kv_write", _cache, ops.kv_write)
     yield plain("paged_attention", _attention, ops.paged_attention)

@@ -32,7 +32,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 1
+#define BAYARD_ABI_VERSION 2
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);
@@ -62,11 +62,11 @@ typedef struct BayardWeight {
 } BayardWeight;
 
 enum { BAYARD_EXACT = 0, BAYARD_INT8 = 1 };
-enum { BAYARD_PLAIN = 0, BAYARD_RMS_NORM = 1, BAYARD_SILU_MUL = 2, BAYARD_GELU_MUL = 3 };
+enum { BAYARD_PLAIN = 0, BAYARD_RMS_NORM = 1, BAYARD_SILU_MUL = 2, BAYARD_GELU_MUL = 3, BAYARD_SWIGLU_CLAMPED = 4 };
 
 // out [m, n] = prepare(x) times the weight's transpose, + bias [n], + residual [m, n] (which may be out itself).
-// prepare: plain (x [m, k]); RMS norm with norm_weight [k] and eps (x [m, k]); silu or gelu of the first k columns times
-// the last k (x [m, 2k]). int8 rounds activations to 8 bits a block of 32; kinds without an int8 form stay exact.
+// prepare: plain (x [m, k]); RMS norm with norm_weight [k] and eps (x [m, k]); a gate of the first k columns and the
+// last k (x [m, 2k]). int8 rounds activations to 8 bits a block of 32; kinds without an int8 form stay exact.
 typedef struct BayardLinear {
   const BayardWeight* weight;
   const float* bias;
@@ -80,6 +80,22 @@ typedef struct BayardLinear {
 BAYARD_API int bayard_linear(const BayardLinear* op, const float* x, int64_t x_stride, int64_t m, const float* residual,
                              int64_t residual_stride, float* out, int64_t out_stride);
 
+// Experts: gate_up and down are the packed matrices [2 * inner, hidden] and [hidden, inner] of each, one expert's whole
+// packed bytes after the other's. gate: BAYARD_SILU_MUL, BAYARD_GELU_MUL or BAYARD_SWIGLU_CLAMPED.
+typedef struct BayardExperts {
+  const void* gate_up;
+  const void* down;
+  const float* gate_up_bias;   // [experts, 2 * inner] or null
+  const float* down_bias;      // [experts, hidden] or null
+  int64_t experts, hidden, inner;
+  int32_t gate_up_kind, down_kind;
+  int32_t mode, gate;
+} BayardExperts;
+
+// out [m, hidden] = the sum over choices of weights [m, choices] times that expert of x; ids [m, choices].
+BAYARD_API int bayard_experts(const BayardExperts* op, const float* x, int64_t x_stride, int64_t m, const int32_t* ids,
+                              const float* weights, int64_t choices, float* out, int64_t out_stride);
+
 // Rows of a table as a file holds it: out [count, k].
 BAYARD_API int bayard_embedding(int kind, const void* rows, int64_t row_stride_bytes, int64_t n, int64_t k,
                                 const int64_t* ids, int64_t count, float* out, int64_t out_stride);
@@ -90,7 +106,7 @@ BAYARD_API int bayard_rms_norm(const float* x, int64_t x_stride, int64_t m, int6
 BAYARD_API int bayard_add_rms_norm(const float* x, int64_t x_stride, const float* residual, int64_t residual_stride,
                                    int64_t m, int64_t k, const float* weight, float eps, float* total,
                                    int64_t total_stride, float* out, int64_t out_stride);
-// gate_up [m, 2k], the gate first. prepare: BAYARD_SILU_MUL or BAYARD_GELU_MUL.
+// gate_up [m, 2k], the gate first. prepare: BAYARD_SILU_MUL, BAYARD_GELU_MUL or BAYARD_SWIGLU_CLAMPED.
 BAYARD_API int bayard_gate_mul(int prepare, const float* gate_up, int64_t stride, int64_t m, int64_t k, float* out,
                                int64_t out_stride);
 // heads [count, heads, dim] in place; cos_sin [positions, rotary]: rotary / 2 cosines, then sines.
@@ -124,8 +140,8 @@ BAYARD_API int bayard_attention(const BayardAttention* op, const float* q, int64
                                 const int32_t* query_starts, const int32_t* context_lens, int64_t sequences,
                                 int64_t rows, float* out, int64_t out_stride);
 
-// The first place of each row's largest number; -1 where a number is NaN.
-BAYARD_API int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int64_t* out);
+// The first place of each row's largest number; -1 where a number is NaN, or if `finite`, infinite.
+BAYARD_API int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int finite, int64_t* out);
 
 // ---- Programs: the ops of a whole step, recorded once and run in one call.
 
@@ -134,10 +150,10 @@ enum {
   BAYARD_OP_LINEAR = 1,     // out = linear of in, + residual slot if not -1
   BAYARD_OP_NORM = 2,       // out = RMS norm of in
   BAYARD_OP_ADD = 3,        // out = in + residual
-  BAYARD_OP_ROPE_KV = 4,    // in = [q | k | v] rows: norms q and k if asked, rotates them, writes k and v to their pages
+  BAYARD_OP_ROPE_KV = 4,    // in = [q | k | v]: norms q and k if asked, rotates them, writes k and v to their pages
   BAYARD_OP_ATTENTION = 5,  // out = attention of the q part of in
   BAYARD_OP_GATHER = 6,     // out = rows of in at logit_rows
-  BAYARD_OP_GATE_MUL = 7,   // out = silu or gelu (prepare) of in's first half times its second
+  BAYARD_OP_GATE_MUL = 7,   // out = the gate `prepare` of in's first half and its second
   BAYARD_OP_SCALE = 8,      // out = in * scale
   BAYARD_OP_SOFTCAP = 9,    // out = softcap * tanh(in / softcap)
 };

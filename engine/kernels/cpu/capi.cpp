@@ -57,6 +57,7 @@ bool kind_ok(int kind) { return kind >= 0 && kind < BAYARD_KINDS; }
 bool matrix_ok(int kind, int64_t n, int64_t k) {
   return n >= 1 && k >= 1 && n < (int64_t{1} << 40) / k && k % format(kind).block_elements == 0;
 }
+bool gate_ok(int gate) { return gate >= BAYARD_SILU_MUL && gate <= BAYARD_SWIGLU_CLAMPED; }
 Rows rows(const float* p, int64_t stride, int64_t count) { return Rows{const_cast<float*>(p), stride, count}; }
 
 }  // namespace
@@ -68,6 +69,7 @@ int64_t bayard_struct_bytes(const char* name) {
   if (std::strcmp(name, #type) == 0) return static_cast<int64_t>(sizeof(type))
   BAYARD_SIZE(BayardWeight);
   BAYARD_SIZE(BayardLinear);
+  BAYARD_SIZE(BayardExperts);
   BAYARD_SIZE(BayardKv);
   BAYARD_SIZE(BayardAttention);
   BAYARD_SIZE(BayardOp);
@@ -142,6 +144,25 @@ int bayard_linear(const BayardLinear* op, const float* x, int64_t x_stride, int6
   });
 }
 
+int bayard_experts(const BayardExperts* op, const float* x, int64_t x_stride, int64_t m, const int32_t* ids,
+                   const float* weights, int64_t choices, float* out, int64_t out_stride) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (!kind_ok(op->gate_up_kind) || !kind_ok(op->down_kind)) return BAYARD_BAD_KIND;
+  if (!gate_ok(op->gate)) return BAYARD_BAD_OP;
+  if (m < 0 || choices < 1 || op->experts < 1 || !matrix_ok(op->gate_up_kind, 2 * op->inner, op->hidden) ||
+      !matrix_ok(op->down_kind, op->hidden, op->inner))
+    return BAYARD_BAD_SHAPE;
+  try {
+    ExpertOrder order;
+    if (!order.make(ids, m, choices, op->experts)) return BAYARD_BAD_INDEX;
+    return run(3 * m * choices * op->hidden * op->inner, experts_shared_bytes(*op, m * choices), [&](Team& team) {
+      run_experts(team, *op, rows(x, x_stride, m), order, weights, choices, Rows{out, out_stride, m}, shared());
+    });
+  } catch (const std::bad_alloc&) {
+    return BAYARD_NO_MEMORY;
+  }
+}
+
 int bayard_embedding(int kind, const void* table, int64_t row_stride_bytes, int64_t n, int64_t k, const int64_t* ids,
                      int64_t count, float* out, int64_t out_stride) {
   std::lock_guard<std::mutex> lock(g_mutex);
@@ -176,7 +197,7 @@ int bayard_add_rms_norm(const float* x, int64_t x_stride, const float* residual,
 int bayard_gate_mul(int prepare, const float* gate_up, int64_t stride, int64_t m, int64_t k, float* out,
                     int64_t out_stride) {
   std::lock_guard<std::mutex> lock(g_mutex);
-  if (prepare != BAYARD_SILU_MUL && prepare != BAYARD_GELU_MUL) return BAYARD_BAD_OP;
+  if (!gate_ok(prepare)) return BAYARD_BAD_OP;
   return run(4 * m * k, 0, [&](Team& team) {
     run_gate_mul(team, prepare, rows(gate_up, stride, m), k, Rows{out, out_stride, m});
   });
@@ -222,10 +243,10 @@ int bayard_attention(const BayardAttention* op, const float* q, int64_t q_stride
   });
 }
 
-int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int64_t* out) {
+int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int finite, int64_t* out) {
   std::lock_guard<std::mutex> lock(g_mutex);
   if (k < 1) return BAYARD_BAD_SHAPE;
-  return run(m * k, 0, [&](Team& team) { run_argmax(team, rows(x, stride, m), k, out); });
+  return run(m * k, 0, [&](Team& team) { run_argmax(team, rows(x, stride, m), k, finite != 0, out); });
 }
 
 int bayard_program_create(const int64_t* slot_widths, int64_t slots, const BayardOp* ops, int64_t num_ops,

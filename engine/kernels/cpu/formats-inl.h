@@ -1,9 +1,9 @@
 // The packed form of each weight kind: how one block of a 16-row tile becomes numbers in lanes.
 //
-// A tile holds 16 rows; lane n is row n. A block is 32 weights along K of every row, in 8 groups of 4: a lane's group is
-// 4 bytes, so 64 bytes hold a group of the whole tile. Four-bit kinds keep group i in the low and group i + 4 in the
-// high nibbles of the i-th 64 bytes. Scales of the 16 rows lie side by side. Every number is (q - kOffset) * d + m, with
-// q an unsigned byte. Written by pack.cpp; sizes in format_table.h. Any instruction set reads the same bytes.
+// A tile holds 16 rows; lane n is row n. A block is 32 weights along K of every row, in 8 groups of 4: a lane's group
+// is 4 bytes, so 64 bytes hold a group of the whole tile. Four-bit kinds keep group i in the low and group i + 4 in the
+// high nibbles of the i-th 64 bytes. Scales of the 16 rows lie side by side. Every number is (q - kOffset) * d + m,
+// with q an unsigned byte. Written by weights.cpp. Any instruction set reads the same bytes.
 #include "kernel_args.h"
 
 namespace {

@@ -31,7 +31,9 @@ struct Isa {
   static inline vf round(vf a) { return __builtin_rintf(a); }
   static inline vf to_float(vi a) { return (float)a; }
   // What the vector instruction gives out of range too.
-  static inline vi to_int(vf a) { return a >= -2147483648.0f && a < 2147483648.0f ? (vi)__builtin_rintf(a) : INT32_MIN; }
+  static inline vi to_int(vf a) {
+    return a >= -2147483648.0f && a < 2147483648.0f ? (vi)__builtin_rintf(a) : INT32_MIN;
+  }
   static inline vf exp2i(vi n) { return from_bits((vi)((uint32_t)(n + 127) << 23)); }
   static inline vf where_less(vf a, vf b, vf v, vf w) { return a < b ? v : w; }
 

@@ -88,9 +88,10 @@ struct KernelTable {
   void (*add_row)(const float* a, const float* b, int64_t k, float* out);
   void (*silu_mul_row)(const float* gate, const float* up, int64_t k, float* out);
   void (*gelu_mul_row)(const float* gate, const float* up, int64_t k, float* out);
+  void (*swiglu_clamped_row)(const float* gate, const float* up, int64_t k, float* out);
   void (*rope_head)(float* head, const float* cos_sin, int64_t half);
   void (*store_row)(const float* x, int64_t k, int type, void* out);
-  int64_t (*argmax_row)(const float* x, int64_t k);
+  int64_t (*argmax_row)(const float* x, int64_t k, bool finite);
   int64_t (*attention_scratch_floats)(int rows, int group, int head_dim);
   void (*attention_split)(const AttentionArgs*, const AttentionTask*, float* scratch, AttentionState*);
   void (*attention_merge)(float* m, float* l, float* o, const float* m2, const float* l2, const float* o2, int dim);

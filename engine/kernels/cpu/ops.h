@@ -6,6 +6,8 @@
 #include "kernel_args.h"
 #include "pool.h"
 
+#include <vector>
+
 namespace bayard {
 
 struct Rows {
@@ -34,6 +36,21 @@ int64_t attention_shared_bytes(const BayardAttention& op, const AttentionStep& s
 void run_attention(Team& team, const BayardAttention& op, Rows q, const BayardKv& kv, const AttentionStep& step,
                    Rows out, uint8_t* shared);
 
+// A step's rows in the order of their experts: row p is token tokens[p], expert e has rows [starts[e], starts[e + 1]),
+// and (token, choice) has row places[token * choices + choice].
+struct ExpertOrder {
+  std::vector<int64_t> starts, tokens, places;
+  // False if an id is out of range.
+  bool make(const int32_t* ids, int64_t tokens_count, int64_t choices, int64_t experts);
+};
+int64_t experts_shared_bytes(const BayardExperts& op, int64_t rows);
+void run_experts(Team& team, const BayardExperts& op, Rows x, const ExpertOrder& order, const float* weights,
+                 int64_t choices, Rows out, uint8_t* shared);
+
+// The kernel of a gate: BAYARD_SILU_MUL, BAYARD_GELU_MUL or BAYARD_SWIGLU_CLAMPED.
+typedef void (*GateFn)(const float* gate, const float* up, int64_t k, float* out);
+GateFn gate_row(int prepare);
+
 void run_embedding(Team& team, const BayardWeight& table, int64_t row_bytes, const int64_t* ids, Rows out);
 void run_norm(Team& team, Rows x, int64_t k, const float* weight, float eps, Rows out);
 void run_add_norm(Team& team, Rows x, Rows residual, int64_t k, const float* weight, float eps, Rows total, Rows out);
@@ -42,7 +59,7 @@ void run_rope(Team& team, Rows heads, int64_t head_stride, int64_t num_heads, co
               const float* cos_sin, int64_t rotary);
 void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, const BayardKv& kv, const int64_t* pages,
                   const int64_t* offsets);
-void run_argmax(Team& team, Rows x, int64_t k, int64_t* out);
+void run_argmax(Team& team, Rows x, int64_t k, bool finite, int64_t* out);
 
 // Pieces of [0, count) so that each thread gets several, but none is smaller than `least`.
 int64_t piece(const Team& team, int64_t count, int64_t least);

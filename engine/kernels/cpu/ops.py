@@ -114,13 +114,21 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
+    return _gated(gate_up, abi.SILU_MUL)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    return _gated(gate_up, abi.GELU_MUL)
+
+
+def _gated(gate_up: Tensor, gate: int) -> Tensor:
     rows = _matrix(gate_up)
     width = rows.shape[1] // 2
     out = torch.empty(rows.shape[0], width, dtype=torch.float32)
     code = load().bayard_gate_mul(
-        abi.SILU_MUL, rows.data_ptr(), rows.stride(0), rows.shape[0], width, out.data_ptr(), out.stride(0)
+        gate, rows.data_ptr(), rows.stride(0), rows.shape[0], width, out.data_ptr(), out.stride(0)
     )
-    check(code, "silu_mul")
+    check(code, "gate_mul")
     return out
 
 
@@ -245,7 +253,20 @@ def argmax(logits: Tensor) -> Tensor:
 
     Shapes: logits [R, V] float32 -> [R] int64
     """
+    return _largest(logits, finite=False)
+
+
+def pick_greedy(logits: Tensor) -> Tensor:
+    """The first largest of each row, -1 where a row has a number that is not finite.
+
+    Shapes: logits [R, V] -> [R] int32
+    """
+    return _largest(logits, finite=True).to(torch.int32)
+
+
+def _largest(logits: Tensor, finite: bool) -> Tensor:
     rows = _matrix(logits)
     out = torch.empty(rows.shape[0], dtype=torch.int64)
-    check(load().bayard_argmax(rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1], out.data_ptr()), "argmax")
+    shape = (rows.stride(0), rows.shape[0], rows.shape[1])
+    check(load().bayard_argmax(rows.data_ptr(), *shape, int(finite), out.data_ptr()), "argmax")
     return out

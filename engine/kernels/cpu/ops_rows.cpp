@@ -14,6 +14,12 @@ int64_t rows_a_piece(const Team& team, int64_t rows, int64_t width) {
 
 }  // namespace
 
+GateFn gate_row(int prepare) {
+  if (prepare == BAYARD_GELU_MUL) return kernels().gelu_mul_row;
+  if (prepare == BAYARD_SWIGLU_CLAMPED) return kernels().swiglu_clamped_row;
+  return kernels().silu_mul_row;
+}
+
 void run_embedding(Team& team, const BayardWeight& table, int64_t row_bytes, const int64_t* ids, Rows out) {
   const uint8_t* base = static_cast<const uint8_t*>(table.packed);
   team.each(out.count, rows_a_piece(team, out.count, table.k), [&](int64_t first, int64_t end) {
@@ -40,7 +46,7 @@ void run_add_norm(Team& team, Rows x, Rows residual, int64_t k, const float* wei
 }
 
 void run_gate_mul(Team& team, int prepare, Rows gate_up, int64_t k, Rows out) {
-  const auto gate_mul = prepare == BAYARD_GELU_MUL ? kernels().gelu_mul_row : kernels().silu_mul_row;
+  const GateFn gate_mul = gate_row(prepare);
   team.each(out.count, rows_a_piece(team, out.count, 8 * k), [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) gate_mul(gate_up.row(i), gate_up.row(i) + k, k, out.row(i));
   });
@@ -70,9 +76,9 @@ void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, con
   team.sync();
 }
 
-void run_argmax(Team& team, Rows x, int64_t k, int64_t* out) {
+void run_argmax(Team& team, Rows x, int64_t k, bool finite, int64_t* out) {
   team.each(x.count, 1, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; i++) out[i] = kernels().argmax_row(x.row(i), k);
+    for (int64_t i = first; i < end; i++) out[i] = kernels().argmax_row(x.row(i), k, finite);
   });
   team.sync();
 }

@@ -27,7 +27,7 @@ Needs needs(const BayardOp& op) {
   switch (op.code) {
     case BAYARD_OP_EMBEDDING: return {0, op.weight.k};
     case BAYARD_OP_LINEAR: {
-      const bool gated = op.linear.prepare == BAYARD_SILU_MUL || op.linear.prepare == BAYARD_GELU_MUL;
+      const bool gated = op.linear.prepare >= BAYARD_SILU_MUL;
       return {op.weight.k * (gated ? 2 : 1), op.out_column + op.weight.n};
     }
     case BAYARD_OP_ROPE_KV: return {qkv, 0};
@@ -153,7 +153,7 @@ void Program::steps(Team& team, const BayardStep& step) {
     }
   }
   if (step.argmax) {
-    run_argmax(team, Rows{step.logits, step.logits_stride, step.logit_count}, logits_width_, step.argmax);
+    run_argmax(team, Rows{step.logits, step.logits_stride, step.logit_count}, logits_width_, false, step.argmax);
   }
 }
 

@@ -69,17 +69,28 @@ void add_row(const float* a, const float* b, int64_t k, float* out) {
   for (int64_t i = 0; i < k; i++) out[i] = a[i] + b[i];
 }
 
+// of(gate, up): a gate's function of one, times the other.
 struct Silu {
-  static inline Isa::vf of(Isa::vf g) {
-    return Isa::div(g, Isa::add(Isa::set(1.0f), exp_of(Isa::sub(Isa::zero(), g))));
+  static inline Isa::vf of(Isa::vf g, Isa::vf up) {
+    return Isa::mul(Isa::div(g, Isa::add(Isa::set(1.0f), exp_of(Isa::sub(Isa::zero(), g)))), up);
+  }
+};
+// The gate at most 7 and up within 7 of zero, + 1. NaN comes through: it is the second of what is compared.
+struct SwigluClamped {
+  static inline Isa::vf of(Isa::vf g, Isa::vf up) {
+    const Isa::vf most = Isa::set(7.0f);
+    g = Isa::min(most, g);
+    up = Isa::max(Isa::set(-7.0f), Isa::min(most, up));
+    const Isa::vf share = Isa::add(Isa::set(1.0f), exp_of(Isa::mul(g, Isa::set(-1.702f))));
+    return Isa::mul(Isa::div(g, share), Isa::add(up, Isa::set(1.0f)));
   }
 };
 // The tanh form: g times the sigmoid of twice its argument.
 struct Gelu {
-  static inline Isa::vf of(Isa::vf g) {
+  static inline Isa::vf of(Isa::vf g, Isa::vf up) {
     Isa::vf cube = Isa::mul(Isa::mul(g, g), g);
     Isa::vf z = Isa::mul(Isa::set(-1.5957691216057308f), Isa::fma(cube, Isa::set(0.044715f), g));
-    return Isa::div(g, Isa::add(Isa::set(1.0f), exp_of(z)));
+    return Isa::mul(Isa::div(g, Isa::add(Isa::set(1.0f), exp_of(z))), up);
   }
 };
 
@@ -89,13 +100,13 @@ void gate_mul_row(const float* gate, const float* up, int64_t k, float* out) {
   for (; at + 16 <= k; at += 16) {
     V16 g = load16(gate + at);
     const V16 u = load16(up + at);
-    for (int i = 0; i < kParts; i++) g.v[i] = Isa::mul(Gate::of(g.v[i]), u.v[i]);
+    for (int i = 0; i < kParts; i++) g.v[i] = Gate::of(g.v[i], u.v[i]);
     store16(out + at, g);
   }
   if (at < k) {
     V16 g = load_tail(gate + at, k - at);
     const V16 u = load_tail(up + at, k - at);
-    for (int i = 0; i < kParts; i++) g.v[i] = Isa::mul(Gate::of(g.v[i]), u.v[i]);
+    for (int i = 0; i < kParts; i++) g.v[i] = Gate::of(g.v[i], u.v[i]);
     store_tail(out + at, g, k - at);
   }
 }
@@ -137,20 +148,21 @@ void store_row(const float* x, int64_t k, int type, void* out) {
   }
 }
 
-// The first of the largest; -1 if any is NaN.
-int64_t argmax_row(const float* x, int64_t k) {
+// The first of the largest; -1 if any is NaN, or, where all must be finite, infinite.
+int64_t argmax_row(const float* x, int64_t k, bool finite) {
   float best = x[0];
   int64_t place = 0;
   bool fault = false;
   for (int64_t at = 0; at < k; at += 256) {
     const int64_t end = at + 256 < k ? at + 256 : k;
     float top = x[at];
-    bool nan = false;
+    bool nan = false, wide = false;
     for (int64_t i = at; i < end; i++) {
       nan |= x[i] != x[i];
+      wide |= x[i] - x[i] != 0.0f;
       top = x[i] > top ? x[i] : top;
     }
-    fault |= nan;
+    fault |= nan || (finite && wide);
     if (top > best) {
       best = top;
       for (int64_t i = at; i < end; i++)
@@ -170,6 +182,7 @@ void fill_vector(KernelTable* t) {
   t->add_row = add_row;
   t->silu_mul_row = gate_mul_row<Silu>;
   t->gelu_mul_row = gate_mul_row<Gelu>;
+  t->swiglu_clamped_row = gate_mul_row<SwigluClamped>;
   t->rope_head = rope_head;
   t->store_row = store_row;
   t->argmax_row = argmax_row;

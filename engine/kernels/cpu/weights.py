@@ -52,7 +52,7 @@ class RowTable:
         return self.shape[0] * self.row_bytes
 
 
-def _rows(weight: QuantTensor | Tensor) -> tuple[Tensor, int]:
+def source_rows(weight: QuantTensor | Tensor) -> tuple[Tensor, int]:
     """The rows' tensor, inner dimension contiguous, and the bytes from a row to the next."""
     data = weight.data if isinstance(weight, QuantTensor) else weight.detach()
     if data.stride(-1) != 1:
@@ -60,16 +60,21 @@ def _rows(weight: QuantTensor | Tensor) -> tuple[Tensor, int]:
     return data, data.stride(0) * data.element_size()
 
 
+def packed_bytes(kind: str, rows: int, columns: int) -> int:
+    """Bytes of a packed matrix. Raises: UnsupportedFormat."""
+    size = int(load().bayard_packed_bytes(abi.KINDS.index(kind), rows, columns))
+    if size < 0:
+        raise UnsupportedFormat(f"A {kind} matrix of {rows} x {columns} does not divide into whole blocks.")
+    return size
+
+
 def pack(weight: QuantTensor | Tensor) -> PackedWeight:
     """Repack a matrix [N, K]; the source may be dropped afterwards. Raises: UnsupportedFormat."""
     kind = kind_of(weight)
     rows, columns = int(weight.shape[0]), int(weight.shape[1])
-    data, stride_bytes = _rows(weight)
+    data, stride_bytes = source_rows(weight)
     number = abi.KINDS.index(kind)
-    size = load().bayard_packed_bytes(number, rows, columns)
-    if size < 0:
-        raise UnsupportedFormat(f"A {kind} matrix of {rows} x {columns} does not divide into whole blocks.")
-    packed = torch.empty(size, dtype=torch.uint8)
+    packed = torch.empty(packed_bytes(kind, rows, columns), dtype=torch.uint8)
     code = load().bayard_pack(number, data.data_ptr(), stride_bytes, rows, columns, packed.data_ptr())
     check(code, f"packing {kind} {rows} x {columns}")
     struct = abi.Weight(packed=packed.data_ptr(), n=rows, k=columns, kind=number)
@@ -79,7 +84,7 @@ def pack(weight: QuantTensor | Tensor) -> PackedWeight:
 def keep_rows(weight: QuantTensor | Tensor) -> RowTable:
     """An embedding table, not copied. Raises: UnsupportedFormat."""
     kind = kind_of(weight)
-    data, stride_bytes = _rows(weight)
+    data, stride_bytes = source_rows(weight)
     return RowTable(kind, (int(weight.shape[0]), int(weight.shape[1])), data, stride_bytes)
 
 

@@ -125,6 +125,32 @@ void check_attention(const char* isa, int type, int dim, int context, int rows, 
   all->insert(all->end(), out.at(), out.at() + q_width * rows);
 }
 
+void check_experts(const char* isa, int kind, int block_bytes, int tokens, std::vector<float>* all) {
+  const int experts = 3, hidden = 32, inner = 64, choices = 2;
+  const auto each_up = static_cast<size_t>(bayard_packed_bytes(kind, 2 * inner, hidden));
+  const auto each_down = static_cast<size_t>(bayard_packed_bytes(kind, hidden, inner));
+  Exact<uint8_t> rows(static_cast<size_t>(2 * inner * hidden / 32 * block_bytes)), up(experts * each_up), down(experts * each_down);
+  for (int e = 0; e < experts; e++) {
+    for (size_t i = 0; i < rows.bytes(); i++) rows.at()[i] = static_cast<uint8_t>(random_bits());
+    for (size_t b = 0; b < rows.bytes(); b += static_cast<size_t>(block_bytes)) std::memset(rows.at() + b, 0x2c, 2);
+    expect(bayard_pack(kind, rows.at(), hidden / 32 * block_bytes, 2 * inner, hidden, up.at() + e * each_up) == 0, "pack", isa, e, 0);
+    expect(bayard_pack(kind, rows.at(), inner / 32 * block_bytes, hidden, inner, down.at() + e * each_down) == 0, "pack", isa, e, 1);
+  }
+  Exact<float> x(static_cast<size_t>(tokens * hidden)), out(static_cast<size_t>(tokens * hidden)), weights(static_cast<size_t>(tokens * choices));
+  Exact<float> up_bias(experts * 2 * inner), down_bias(experts * hidden);
+  fill(x, static_cast<size_t>(tokens * hidden));
+  fill(weights, static_cast<size_t>(tokens * choices));
+  fill(up_bias, experts * 2 * inner);
+  fill(down_bias, experts * hidden);
+  Exact<int32_t> ids(static_cast<size_t>(tokens * choices));
+  for (int i = 0; i < tokens * choices; i++) ids.at()[i] = i % 2 ? static_cast<int32_t>(random_bits() % experts) : 2;
+  for (int gate : {BAYARD_SILU_MUL, BAYARD_GELU_MUL, BAYARD_SWIGLU_CLAMPED}) {
+    const BayardExperts op = {up.at(), down.at(), up_bias.at(), down_bias.at(), experts, hidden, inner, kind, kind, gate % 2, gate};
+    expect(bayard_experts(&op, x.at(), hidden, tokens, ids.at(), weights.at(), choices, out.at(), hidden) == 0, "experts", isa, gate, tokens);
+    all->insert(all->end(), out.at(), out.at() + tokens * hidden);
+  }
+}
+
 void check_rows(const char* isa, int k, std::vector<float>* all) {
   Exact<float> x(3 * static_cast<size_t>(k)), y(3 * static_cast<size_t>(k)), weight(k), out(3 * static_cast<size_t>(k));
   fill(x, 3 * static_cast<size_t>(k));
@@ -136,12 +162,12 @@ void check_rows(const char* isa, int k, std::vector<float>* all) {
          "add_rms_norm", isa, k, 3);
   Exact<float> pair(2 * static_cast<size_t>(k)), gated(k);
   fill(pair, 2 * static_cast<size_t>(k));
-  for (int gate : {BAYARD_SILU_MUL, BAYARD_GELU_MUL}) {
+  for (int gate : {BAYARD_SILU_MUL, BAYARD_GELU_MUL, BAYARD_SWIGLU_CLAMPED}) {
     expect(bayard_gate_mul(gate, pair.at(), 2 * k, 1, k, gated.at(), k) == 0, "gate_mul", isa, k, gate);
     all->insert(all->end(), gated.at(), gated.at() + k);
   }
   int64_t place[3];
-  expect(bayard_argmax(x.at(), k, 3, k, place) == 0, "argmax", isa, k, 3);
+  expect(bayard_argmax(x.at(), k, 3, k, 1, place) == 0, "argmax", isa, k, 3);
   for (int64_t p : place) all->push_back(static_cast<float>(p));
   if (k % 2 == 0) {
     const int64_t positions[3] = {0, 2, 1};
@@ -167,6 +193,10 @@ std::vector<float> everything(const char* isa) {
       check_attention(isa, type, dim, 300, 1, 0, &all);
       check_attention(isa, type, dim, 290, 40, 50, &all);
     }
+  for (int tokens : {1, 11}) {
+    check_experts(isa, BAYARD_Q4_0, 18, tokens, &all);
+    check_experts(isa, BAYARD_Q8_0, 34, tokens, &all);
+  }
   for (int k : {1, 2, 7, 8, 9, 15, 16, 17, 30, 64, 257}) check_rows(isa, k, &all);
   return all;
 }

@@ -16,7 +16,9 @@ from engine.kernels import registry
 from engine.kernels.cpu import abi, library, ops
 from engine.kernels.registry import OpQuery
 
-QUERY = OpQuery(device="cpu", dtype="float32", weight_kind="Q4_K", kv_dtype="float16", head_dim=64)
+QUERY = OpQuery(
+    device="cpu", dtype="float32", weight_kind="Q4_K", kv_dtype="float16", head_dim=64, down_kind="Q6_K", gate="silu"
+)
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
