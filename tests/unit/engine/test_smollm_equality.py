@@ -74,8 +74,8 @@ def _greedy_of(model, prompt: list[int]) -> list[int]:
     tokens, cache, feed = [], None, torch.tensor([prompt])
     with torch.inference_mode():
         while len(tokens) < TOKENS:
-            out = model(feed, past_key_values=cache, use_cache=True)
-            cache, feed = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            out = model(feed, cache=cache, use_cache=True)
+            cache, feed = out.cache, out.logits[:, -1:].argmax(-1)
             tokens.append(int(feed))
     return tokens
 
