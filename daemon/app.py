@@ -15,6 +15,7 @@ import structlog
 from daemon import __version__
 from daemon.events import EventLog
 from daemon.listeners import close_unix, listen_tcp, listen_unix
+from daemon.machine_watch import MachineWatch
 from daemon.notify import keep_manager_informed, notify
 from daemon.router import Router, TextLoader, load_text_of
 from daemon.servers import Grpc, HttpServer
@@ -245,7 +246,8 @@ class Appliance:
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
-        self._upkeep = Upkeep(self.events, self.models.names)
+        self.machine = MachineWatch(settings.state_dir, self.events)
+        self._upkeep = Upkeep(self.events, self.models.names, self.machine)
         self.router.imported = self._upkeep.imported
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views

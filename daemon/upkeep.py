@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from daemon.events import EventLog
+from daemon.machine_watch import MachineWatch
 from engine.errors import BayardError
 
 DAY_S = 86_400.0
@@ -19,9 +20,10 @@ log = structlog.get_logger("bayard.upkeep")
 class Upkeep:
     """Owner: the Appliance. names reads the imported models' names and may block."""
 
-    def __init__(self, events: EventLog, names: Callable[[], list[str]]) -> None:
+    def __init__(self, events: EventLog, names: Callable[[], list[str]], machine: MachineWatch) -> None:
         self._events = events
         self._names = names
+        self._machine = machine
         self._imported: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -31,7 +33,12 @@ class Upkeep:
 
     async def start(self) -> None:
         self._imported = await asyncio.to_thread(self._names)
-        for name, chore in (("follow models", self._follow_models), ("forget events", self._forget_events)):
+        chores = {
+            "follow models": self._follow_models,
+            "forget events": self._forget_events,
+            "follow the machine": self._machine.follow,
+        }
+        for name, chore in chores.items():
             self._tasks.append(asyncio.create_task(_kept(name, chore), name=name))
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from daemon.api.admin import PeerProtocol, build_admin_app
 from daemon.events import EventLog
 from daemon.listeners import listen_unix
+from daemon.machine_watch import MachineWatch
 from daemon.models.operations import Operations
 from daemon.models.registry import ModelRegistry
 from daemon.servers import HttpServer
@@ -104,6 +105,7 @@ class AdminParts:
     plans: Plans
     rules: Rules
     controller: PlanController
+    machine: MachineWatch
     desk: Any = None
     started_at: datetime = field(default_factory=utc_now)
     http_address: str | None = "http://127.0.0.1:8080"
@@ -122,6 +124,7 @@ async def admin_socket(services: FakeServices, path: Path) -> AsyncIterator[tupl
     parts = AdminParts(
         services.settings, services.store, services.tenants, services.router, services.serving, services.metrics,
         events, supervisor, models, operations, plans, rules, controller,
+        MachineWatch(services.settings.state_dir, events),
     )  # fmt: skip
     server = HttpServer("admin", build_admin_app(parts), listen_unix(path), PeerProtocol)  # type: ignore[arg-type]
     await server.start()

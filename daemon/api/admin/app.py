@@ -50,7 +50,6 @@ def build_admin_app(appliance: AdminServices) -> FastAPI:
         title="Bayard admin API", version="1", docs_url=None, redoc_url=None, openapi_url=f"{PREFIX}/openapi.json"
     )
     app.state.services = appliance
-    app.state.machine = hardware.MachineWatch(appliance.settings.state_dir)
     every = APIRouter(prefix=PREFIX, responses=_ERRORS)
     for router in ROUTERS:
         every.include_router(router)

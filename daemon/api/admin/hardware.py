@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from pathlib import Path
-from typing import cast
 
 import psutil
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
-from daemon.api.admin.access import Viewer
+from daemon.api.admin.access import Services, Viewer
 from daemon.api.admin.answers import Answer, Item
-from hwdetect.detect import detect
 from hwdetect.machine import Accelerator, Disk, Machine
 
 router = APIRouter(tags=["hardware"])
-FRESH_S = 5.0
 
 
 class HostAnswer(Answer):
@@ -56,41 +51,9 @@ class AcceleratorsAnswer(Answer):
     items: list[AcceleratorItem]
 
 
-class MachineWatch:
-    """Asks the machine at most every FRESH_S, in a thread; meanwhile the last picture is shown.
-
-    Owner: the admin application.
-    """
-
-    def __init__(self, state_dir: Path, fresh_s: float = FRESH_S) -> None:
-        self._state_dir = state_dir
-        self._fresh_s = fresh_s
-        self._machine: Machine | None = None
-        self._seen_mono = 0.0
-        self._asking: asyncio.Task[Machine] | None = None
-
-    async def current(self) -> Machine:
-        """Blocks: for the first picture only."""
-        stale = time.monotonic() - self._seen_mono > self._fresh_s
-        if self._asking is None and (self._machine is None or stale):
-            self._asking = asyncio.create_task(self._ask())
-        if self._machine is None:
-            assert self._asking is not None
-            return await asyncio.shield(self._asking)
-        return self._machine
-
-    async def _ask(self) -> Machine:
-        try:
-            self._machine = await asyncio.to_thread(detect, Path("/"), state_dir=self._state_dir)
-            self._seen_mono = time.monotonic()
-            return self._machine
-        finally:
-            self._asking = None
-
-
 @router.get("/host")
-async def get_host(request: Request, caller: Viewer) -> HostAnswer:
-    machine = await _watch(request).current()
+async def get_host(services: Services, caller: Viewer) -> HostAnswer:
+    machine = await services.machine.current()
     disk = _state_disk(machine)
     return HostAnswer(
         hostname=machine.host.hostname,
@@ -109,13 +72,9 @@ async def get_host(request: Request, caller: Viewer) -> HostAnswer:
 
 
 @router.get("/accelerators")
-async def get_accelerators(request: Request, caller: Viewer) -> AcceleratorsAnswer:
-    machine = await _watch(request).current()
+async def get_accelerators(services: Services, caller: Viewer) -> AcceleratorsAnswer:
+    machine = await services.machine.current()
     return AcceleratorsAnswer(items=[_item(device) for device in machine.accelerators], as_of=machine.as_of)
-
-
-def _watch(request: Request) -> MachineWatch:
-    return cast(MachineWatch, request.app.state.machine)
 
 
 def _state_disk(machine: Machine) -> Disk | None:

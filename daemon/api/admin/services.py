@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from daemon.events import EventLog
+    from daemon.machine_watch import MachineWatch
     from daemon.models.operations import Operations
     from daemon.models.registry import ModelRegistry
     from daemon.router import Router
@@ -35,6 +36,8 @@ class AdminServices(Protocol):
     def settings(self) -> Settings: ...
     @property
     def store(self) -> Store: ...
+    @property
+    def machine(self) -> MachineWatch: ...
     @property
     def events(self) -> EventLog: ...
     @property
