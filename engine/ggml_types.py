@@ -74,5 +74,6 @@ COMPUTABLE_TYPES: tuple[str, ...] = (
     "Q4_K",
     "Q5_K",
     "Q6_K",
+    "MXFP4",
 )
 PLAIN_TYPES: tuple[str, ...] = ("F32", "F16", "BF16")  # one number an element; what norms and biases are stored as

@@ -25,6 +25,7 @@ class Attention:
     q_norm: Tensor | None
     k_norm: Tensor | None
     norm_eps: float
+    sinks: Tensor | None = None  # [H] float32
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Write the new tokens' K and V into their pages, then attend.
@@ -61,7 +62,7 @@ class Attention:
             spec.scale,
             spec.window_tokens,
             spec.softcap,
-            None,
+            self.sinks,
         )
         return self.o(out.reshape(rows, spec.num_heads * dim))
 

@@ -17,7 +17,7 @@ from engine.quant.quant_tensor import QuantTensor
 from engine.spec.model_spec import ModelSpec, TensorInfo
 from engine.spec.tensor_table import Role, tensor_table
 
-PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 

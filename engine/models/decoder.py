@@ -33,6 +33,8 @@ class DecoderLayer:
 class Decoder:
     """Owner of the weights. forward is not re-entrant: one step at a time."""
 
+    parts_of: type[Parts] = Parts
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -52,7 +54,7 @@ class Decoder:
         self.logit_scale = scalars.pop("logit_scale", 1.0)
         self.logit_softcap = scalars.pop("logit_softcap", 0.0)
         assert not scalars, scalars
-        parts = Parts(spec, checkpoint, device, dtype, self.ops, max_context_tokens)
+        parts = self.parts_of(spec, checkpoint, device, dtype, self.ops, max_context_tokens)
         self.embed, self.head = parts.embedding_and_head()
         checkpoint.release()
         self.layers: list[DecoderLayer] = []

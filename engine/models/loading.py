@@ -13,6 +13,7 @@ from engine.errors import UnsupportedFormat
 from engine.kernels.registry import OpQuery
 from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
 from engine.models.decoder import Decoder
+from engine.models.gpt_oss import GptOssDecoder
 from engine.models.post_norm_decoder import PostNormDecoder
 from engine.spec.model_spec import ModelSpec
 
@@ -45,6 +46,7 @@ BUILDERS: dict[str, Builder] = {
     "phi3": Decoder,
     "glm4": Decoder,
     "glm4_moe": Decoder,
+    "gpt_oss": GptOssDecoder,
 }
 
 

@@ -62,6 +62,7 @@ class Parts:
             q_norm=self.norm("attn_q_norm", i) if normed else None,
             k_norm=self.norm("attn_k_norm", i) if normed else None,
             norm_eps=self.spec.norm_eps,
+            sinks=self.vector("attn_sinks", i) if spec.sinks else None,
         )
 
     def mlp(self, layer: LayerSpec) -> GatedMlp | ExpertsMlp:
@@ -73,9 +74,8 @@ class Parts:
 
     def _experts(self, layer: LayerSpec) -> ExpertsMlp:
         i, spec = layer.index, layer.mlp
-        ups = zip(self._each("experts_gate", layer), self._each("experts_up", layer), strict=True)
-        gate_up = ExpertStack(stack_rows([part for pair in ups for part in pair]), spec.num_experts)
-        down = ExpertStack(stack_rows(self._each("experts_down", layer)), spec.num_experts)
+        gate_up, down = self.expert_stacks(layer)
+        biases = self.expert_biases(layer) if spec.bias else (None, None)
         shared = None
         if spec.shared_intermediate_size:
             inputs = self.projection(["shared_gate", "shared_up"], i)
@@ -85,10 +85,24 @@ class Parts:
             router=self.projection(["router"], i),
             kernels=self.ops.experts(gate_up, down, spec.activation),
             correction=self.vector("router_correction", i) if spec.router_correction else None,
-            gate_up_bias=None,
-            down_bias=None,
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
             shared=shared,
         )
+
+    def expert_stacks(self, layer: LayerSpec) -> tuple[ExpertStack, ExpertStack]:
+        """Each expert's gate above its up, and the downs."""
+        count = layer.mlp.num_experts
+        ups = zip(self._each("experts_gate", layer), self._each("experts_up", layer), strict=True)
+        gate_up = ExpertStack(stack_rows([part for pair in ups for part in pair]), count)
+        return gate_up, ExpertStack(stack_rows(self._each("experts_down", layer)), count)
+
+    def expert_biases(self, layer: LayerSpec) -> tuple[Tensor | None, Tensor | None]:
+        """Shapes: [E, 2I], [E, hidden]"""
+        gate, up, down = (
+            self.vector(f"experts_{role}_bias", layer.index, self.dtype) for role in ("gate", "up", "down")
+        )
+        return torch.cat((gate, up), dim=1), down
 
     def _each(self, role: str, layer: LayerSpec) -> list[Weight]:
         """One matrix of each expert, stored in one stack or each for itself."""

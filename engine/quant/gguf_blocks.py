@@ -109,6 +109,17 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return ((_half(blocks, 208).unsqueeze(-1) * scales) * quants).reshape(blocks.shape[0], 256)
 
 
+E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    exponents = blocks[:, :1].to(torch.int32)
+    # Half of 2 ** (exponent - 127), which for the two lowest exponents is a denormal; the table is of doubled values.
+    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
+    table = torch.tensor(E2M1_DOUBLED, dtype=torch.float32, device=blocks.device)
+    return bits.view(torch.float32) * table[_nibbles(blocks[:, 1:]).to(torch.int64)]
+
+
 DEQUANTISERS: dict[str, Dequantiser] = {
     "F32": _f32,
     "F16": _f16,
@@ -121,6 +132,7 @@ DEQUANTISERS: dict[str, Dequantiser] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 
 

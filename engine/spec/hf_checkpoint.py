@@ -25,7 +25,8 @@ def hf_spec(folder: Path) -> ModelSpec:
     """Read config.json and the safetensors headers. Raises: UnsupportedFormat, ConfigError."""
     config = Fields(_json(folder / "config.json"), f"{folder.name}/config.json")
     family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
-    if "quantization_config" in config:
+    quantised = config.section("quantization_config")
+    if quantised is not None and quantised.text("quant_method", "") not in family.quantisations:
         raise config.refuse("quantization_config", "an unquantised checkpoint, or a GGUF file,")
     gates = ACTIVATIONS[family.activation]
     config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])

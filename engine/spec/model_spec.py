@@ -28,6 +28,14 @@ class MlpKind(StrEnum):
     EXPERTS = "experts"
 
 
+class ExpertStorage(StrEnum):
+    """How a checkpoint holds a layer's experts."""
+
+    ONE_MATRIX_EACH = "one_matrix_each"  # gate, up and down of each, stacked or not
+    TRANSPOSED = "transposed"  # stacks of transposed matrices, gate and up in turns
+    MXFP4_BLOCKS = "mxfp4_blocks"  # stacks of blocks beside their scales, gate and up in turns
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary embedding. scaling holds the family's own parameters (kind "llama3", "linear", "yarn", ...)."""
@@ -80,6 +88,7 @@ class MlpSpec:
     router_scale: float = 1.0  # multiplies the chosen experts' weights
     router_groups: int = 1  # experts are chosen from the best router_groups_kept of so many groups
     router_groups_kept: int = 1
+    storage: ExpertStorage = ExpertStorage.ONE_MATRIX_EACH
     router_group_top: int = 2  # a group is as good as the sum of its so many best experts
 
 

@@ -9,7 +9,16 @@ from engine.errors import UnsupportedFormat
 from engine.ggml_types import COMPUTABLE_TYPES, PLAIN_TYPES
 from engine.spec.families import family_of
 from engine.spec.family import Family, Norms
-from engine.spec.model_spec import AttentionSpec, CheckpointFormat, LayerSpec, MlpKind, MlpSpec, ModelSpec, TensorInfo
+from engine.spec.model_spec import (
+    AttentionSpec,
+    CheckpointFormat,
+    ExpertStorage,
+    LayerSpec,
+    MlpKind,
+    MlpSpec,
+    ModelSpec,
+    TensorInfo,
+)
 
 Role = tuple[str, int | None]  # what a tensor is for, and its layer
 
@@ -51,6 +60,18 @@ LAYER_NAMES: dict[str, tuple[str, str]] = {
     "experts_gate": ("ffn_gate_exps.weight", "mlp.experts.*.gate_proj.weight"),
     "experts_up": ("ffn_up_exps.weight", "mlp.experts.*.up_proj.weight"),
     "experts_down": ("ffn_down_exps.weight", "mlp.experts.*.down_proj.weight"),
+    "router_bias": ("ffn_gate_inp.bias", "mlp.gate.bias"),
+    "experts_gate_bias": ("ffn_gate_exps.bias", ""),
+    "experts_up_bias": ("ffn_up_exps.bias", ""),
+    "experts_gate_up": ("", "mlp.experts.gate_up_proj"),
+    "experts_gate_up_blocks": ("", "mlp.experts.gate_up_proj_blocks"),
+    "experts_gate_up_scales": ("", "mlp.experts.gate_up_proj_scales"),
+    "experts_gate_up_bias": ("", "mlp.experts.gate_up_proj_bias"),
+    "experts_down_stack": ("", "mlp.experts.down_proj"),
+    "experts_down_blocks": ("", "mlp.experts.down_proj_blocks"),
+    "experts_down_scales": ("", "mlp.experts.down_proj_scales"),
+    "experts_down_bias": ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+    "attn_sinks": ("attn_sinks.weight", "self_attn.sinks"),
     "shared_gate": ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
     "shared_up": ("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
     "shared_down": ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
@@ -134,6 +155,8 @@ def _attention_shapes(family: Family, hidden: int, attention: AttentionSpec) -> 
     if attention.qk_norm or attention.qk_norm_whole:
         yield "attn_q_norm", (attention.head_dim if attention.qk_norm else q_rows,)
         yield "attn_k_norm", (attention.head_dim if attention.qk_norm else kv_rows,)
+    if attention.sinks:
+        yield "attn_sinks", (attention.num_heads,)
     yield "attn_o", (hidden, q_rows)
     if attention.o_bias:
         yield "attn_o_bias", (hidden,)
@@ -145,8 +168,7 @@ def _mlp_shapes(family: Family, hidden: int, mlp: MlpSpec) -> Iterator[tuple[str
         yield "router", (mlp.num_experts, hidden)
         if mlp.router_correction:
             yield "router_correction", (mlp.num_experts,)
-        for role, shape in zip(EXPERT_ROLES, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
-            yield role, (mlp.num_experts, *shape)
+        yield from _expert_shapes(hidden, mlp)
         if shared:
             yield from (("shared_gate", (shared, hidden)), ("shared_up", (shared, hidden)))
             yield "shared_down", (hidden, shared)
@@ -158,6 +180,26 @@ def _mlp_shapes(family: Family, hidden: int, mlp: MlpSpec) -> Iterator[tuple[str
         yield role, shape
         if mlp.bias:
             yield f"{role}_bias", shape[:1]
+
+
+def _expert_shapes(hidden: int, mlp: MlpSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    count, inner = mlp.num_experts, mlp.intermediate_size
+    if mlp.bias:
+        yield "router_bias", (count,)
+    if mlp.storage is ExpertStorage.ONE_MATRIX_EACH:
+        for role, shape in zip(EXPERT_ROLES, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+            yield role, (count, *shape)
+            if mlp.bias:
+                yield f"{role}_bias", (count, shape[0])
+        return
+    for role, rows, columns in (("experts_gate_up", 2 * inner, hidden), ("experts_down", hidden, inner)):
+        if mlp.storage is ExpertStorage.TRANSPOSED:
+            yield role if role == "experts_gate_up" else "experts_down_stack", (count, columns, rows)
+        else:
+            yield f"{role}_blocks", (count, rows, columns // 32, 16)
+            yield f"{role}_scales", (count, rows, columns // 32)
+        if mlp.bias:
+            yield f"{role}_bias", (count, rows)
 
 
 def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
@@ -200,6 +242,8 @@ def _check(spec: ModelSpec, expected: Expected, info: TensorInfo) -> None:
             "The configuration and the weights do not belong together: download or convert both again.",
         )
     allowed = COMPUTABLE_TYPES if len(info.shape) > 1 and spec.format is CheckpointFormat.GGUF else PLAIN_TYPES
+    if expected.role[0].endswith(("_blocks", "_scales")):
+        allowed = ("U8",)
     if info.dtype not in allowed:
         raise UnsupportedFormat(
             f"{spec.name} stores {info.name} as {info.dtype}; {', '.join(allowed)} can be computed with.",

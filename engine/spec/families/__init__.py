@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from engine.errors import UnsupportedFormat
-from engine.spec.families import gemma, glm, granite, llama, mixtral, olmo, phi
+from engine.spec.families import gemma, glm, gpt_oss, granite, llama, mixtral, olmo, phi
 from engine.spec.family import Family
 from engine.spec.model_spec import CheckpointFormat
 
@@ -17,6 +17,7 @@ FAMILIES: tuple[Family, ...] = (
     *granite.FAMILIES,
     *phi.FAMILIES,
     *glm.FAMILIES,
+    *gpt_oss.FAMILIES,
 )
 
 _BY_KEY = {family.key: family for family in FAMILIES}

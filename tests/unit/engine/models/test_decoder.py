@@ -65,6 +65,12 @@ GROUPED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.7,
 }
+GPT_OSS = EXPERTS | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -126,6 +132,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True} | HALF_ROTARY),
     "glm4-no-bias": ("Glm4", {"head_dim": 8, "attention_bias": False} | HALF_ROTARY),
     "glm4_moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "attention_bias": True, "use_qk_norm": True}),
+    "gpt_oss": ("GptOss", GPT_OSS),
+    "gpt_oss-yarn": (
+        "GptOss",
+        GPT_OSS | {"rope_parameters": YARN_ROPE | {"factor": 32.0, "beta_fast": 32.0, "truncate": False}},
+    ),
     "glm4_moe-plain": ("Glm4Moe", GROUPED | {"head_dim": 16, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
 }
 
@@ -147,7 +158,7 @@ def saved_case(family: str, changes: dict[str, Any], folder: Path) -> Any:
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name or "bias" in parameter_name:
+            if any(part in parameter_name for part in ("norm", "bias", "sinks")):
                 parameter.add_(torch.randn_like(parameter) * 0.3)  # norms are born as ones, biases as zeros
         for buffer_name, buffer in model.named_buffers():
             if "correction" in buffer_name:

@@ -142,6 +142,11 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
     "gemma3": NORMS_AFTER | {"pre_feedforward_layernorm": "ffn_norm"},
     "olmo2": NORMS_AFTER,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "gpt-oss": {
+        "mlp.router": "ffn_gate_inp",
+        "self_attn.sinks": "attn_sinks.weight",
+        "post_attention_layernorm": "post_attention_norm",
+    },
     "glm4": {
         "mlp.gate_up_proj": "ffn_up",
         "post_attention_layernorm": "ffn_norm",
@@ -165,10 +170,24 @@ def gguf_name(name: str, architecture: str) -> str:
     return name.replace("model.layers.", "blk.")
 
 
+def gpt_oss_experts(name: str, stored: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Views of what transformers keeps transposed, with gate and up in turns."""
+    if not name.endswith("bias"):
+        stored, name = stored.transpose(1, 2), f"{name}.weight"
+    name = name.replace("_proj_bias", "_proj.bias")
+    if "gate_up" in name:
+        yield name.replace("gate_up", "gate"), stored[:, 0::2]
+        yield name.replace("gate_up", "up"), stored[:, 1::2]
+    else:
+        yield name, stored
+
+
 def stored_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters as GGUF has them: experts' gate and up are two stacks."""
     for name, parameter in model.named_parameters():
-        if name.endswith("experts.gate_up_proj"):
+        if model.config.model_type == "gpt_oss" and "mlp.experts" in name:
+            yield from gpt_oss_experts(name, parameter.data)
+        elif name.endswith("experts.gate_up_proj"):
             gate, up = parameter.data.chunk(2, dim=1)
             yield name.replace("gate_up_proj", "gate_proj.weight"), gate
             yield name.replace("gate_up_proj", "up_proj.weight"), up
@@ -189,6 +208,13 @@ OTHER_KEYS: dict[str, dict[str, Any]] = {
         "rope.dimension_count": 16,
         "rope.scaling.original_context_length": 32,
         "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(32)),
+    },
+    "gpt-oss": {
+        "attention.sliding_window": 9,
+        "expert_feed_forward_length": 96,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 32,
     },
     "glm4": {"rope.dimension_count": 8},
     "glm4moe": {
@@ -241,7 +267,9 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
         values = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         permute = heads is not None and architecture in ("llama", "granite")
-        matrix = values.ndim > 1 and "mlp.gate." not in name  # routers stay plain, as converters leave them
+        matrix = values.ndim > 1 and not any(
+            part in name for part in ("mlp.gate.", "router", "bias")
+        )  # routers stay plain, as converters leave them
         stored_type = matrix_type if matrix else gguf.GGMLQuantizationType.F32
         packed = gguf.quantize(values, stored_type)
         with torch.no_grad():
@@ -292,6 +320,26 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "qwen3moe",
         "Q4_0",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    *(
+        (
+            "GptOss",
+            "gpt-oss",
+            kind,
+            {
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "sliding_window": 9,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 32,
+                    "truncate": False,
+                },
+            },
+        )
+        for kind in ("MXFP4", "Q8_0")
     ),
     (
         "Granite",
@@ -384,7 +432,7 @@ def test_written_gguf_gives_the_logits_of_its_decoded_weights(
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:
+            if any(part in name for part in ("norm", "bias", "sinks")):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, buffer in model.named_buffers():
             if "correction" in name:
