@@ -74,6 +74,10 @@ COMPUTABLE_TYPES: tuple[str, ...] = (
     "Q4_K",
     "Q5_K",
     "Q6_K",
+    "Q2_K",
+    "Q3_K",
+    "IQ4_NL",
+    "IQ4_XS",
     "MXFP4",
 )
 PLAIN_TYPES: tuple[str, ...] = ("F32", "F16", "BF16")  # one number an element; what norms and biases are stored as

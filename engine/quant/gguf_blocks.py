@@ -13,18 +13,9 @@ from torch import Tensor
 
 from engine.errors import UnsupportedFormat
 from engine.ggml_types import TYPE_BY_NAME
+from engine.quant.low_bits import half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3_k
 
 Dequantiser = Callable[[Tensor], Tensor]
-
-
-def _half(blocks: Tensor, start: int) -> Tensor:
-    """The fp16 scalar at a byte of each block -> [B, 1] float32."""
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).to(torch.float32)
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """[B, n] bytes -> [B, 2n]: all low nibbles, then all high ones."""
-    return torch.cat((packed & 15, packed >> 4), dim=1)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
@@ -46,25 +37,25 @@ def _bf16(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).to(torch.float32) - 8.0)
+    return half(blocks, 0) * (nibbles(blocks[:, 2:]).to(torch.float32) - 8.0)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).to(torch.float32) + _half(blocks, 2)
+    return half(blocks, 0) * nibbles(blocks[:, 4:]).to(torch.float32) + half(blocks, 2)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    quants = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (quants.to(torch.float32) - 16.0)
+    quants = nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return half(blocks, 0) * (quants.to(torch.float32) - 16.0)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    quants = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * quants.to(torch.float32) + _half(blocks, 2)
+    quants = nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return half(blocks, 0) * quants.to(torch.float32) + half(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32)
+    return half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32)
 
 
 def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,8 +69,8 @@ def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _k_affine(blocks: Tensor, quants: Tensor) -> Tensor:
     """Eight sub-blocks of 32: d * scale * q - dmin * minimum. quants [B, 8, 32]."""
     scales, minima = _k_scales(blocks[:, 4:16])
-    scale = _half(blocks, 0).unsqueeze(-1) * scales
-    offset = _half(blocks, 2).unsqueeze(-1) * minima
+    scale = half(blocks, 0).unsqueeze(-1) * scales
+    offset = half(blocks, 2).unsqueeze(-1) * minima
     return (scale * quants.to(torch.float32) - offset).reshape(blocks.shape[0], 256)
 
 
@@ -106,18 +97,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
     quants = (low | (high << 4)).to(torch.float32).reshape(-1, 16, 16) - 32.0
     scales = blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32).unsqueeze(-1)
-    return ((_half(blocks, 208).unsqueeze(-1) * scales) * quants).reshape(blocks.shape[0], 256)
-
-
-E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-
-
-def _mxfp4(blocks: Tensor) -> Tensor:
-    exponents = blocks[:, :1].to(torch.int32)
-    # Half of 2 ** (exponent - 127), which for the two lowest exponents is a denormal; the table is of doubled values.
-    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    table = torch.tensor(E2M1_DOUBLED, dtype=torch.float32, device=blocks.device)
-    return bits.view(torch.float32) * table[_nibbles(blocks[:, 1:]).to(torch.int64)]
+    return ((half(blocks, 208).unsqueeze(-1) * scales) * quants).reshape(blocks.shape[0], 256)
 
 
 DEQUANTISERS: dict[str, Dequantiser] = {
@@ -132,7 +112,11 @@ DEQUANTISERS: dict[str, Dequantiser] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "MXFP4": _mxfp4,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
+    "IQ4_NL": iq4_nl,
+    "IQ4_XS": iq4_xs,
+    "MXFP4": mxfp4,
 }
 
 

@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"as \[32, 32\]; its configuration needs \[16, 32\]",
     ),
     "norm-not-plain": ({"kinds": {"output_norm.weight": 24}}, "stores output_norm.weight as I8"),
-    "matrix-not-computable": ({"kinds": {"blk.0.attn_q.weight": 20}}, "attn_q.weight as IQ4_NL"),
+    "matrix-not-computable": ({"kinds": {"blk.0.attn_q.weight": 24}}, "attn_q.weight as I8"),
 }
 
 
