@@ -18,8 +18,8 @@
 namespace bayard {
 namespace {
 
-constexpr int kSpinsInJob = 20000;   // about 100 us: a barrier is nearly always shorter
-constexpr int kSpinsBetween = 6000;  // a worker waits about 30 us for the next job before it sleeps
+constexpr int kSpins = 3000;  // some 30 to 50 us: most waits within a job, and between the steps of a busy model
+constexpr int kYields = 20;   // then the thread that is waited for may want this very CPU
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -38,10 +38,14 @@ void futex_wake(std::atomic<uint32_t>* word) {
 }
 
 // Waits until *word differs from seen; sleepers is raised while this thread may be asleep.
-void await_change(std::atomic<uint32_t>* word, uint32_t seen, int spins, std::atomic<uint32_t>* sleepers) {
-  for (int i = 0; i < spins; i++) {
+void await_change(std::atomic<uint32_t>* word, uint32_t seen, bool spin, std::atomic<uint32_t>* sleepers) {
+  for (int i = 0; spin && i < kSpins; i++) {
     if (word->load(std::memory_order_acquire) != seen) return;
     relax();
+  }
+  for (int i = 0; i < kYields; i++) {
+    if (word->load(std::memory_order_acquire) != seen) return;
+    sched_yield();
   }
   sleepers->fetch_add(1, std::memory_order_seq_cst);
   while (word->load(std::memory_order_seq_cst) == seen) futex_wait(word, seen);
@@ -111,7 +115,7 @@ void Team::sync() {
     if (shared_->sleepers.load(std::memory_order_seq_cst) > 0) futex_wake(&shared_->round);
     return;
   }
-  await_change(&shared_->round, round, shared_->spin ? kSpinsInJob : 0, &shared_->sleepers);
+  await_change(&shared_->round, round, shared_->spin, &shared_->sleepers);
 }
 
 uint8_t* Team::scratch(int64_t bytes) {
@@ -157,7 +161,7 @@ Pool::~Pool() {
 void Pool::loop(Worker* worker) {
   uint32_t seen = 0;
   for (;;) {
-    await_change(&generation_, seen, shared_.spin ? kSpinsBetween : 0, &idle_);
+    await_change(&generation_, seen, shared_.spin, &idle_);
     seen = generation_.load(std::memory_order_acquire);
     if (ending_.load()) return;
     if (worker->rank < taking_part_) {
@@ -189,7 +193,7 @@ void Pool::run(Job job, void* context, int want) {
   job(team, context);
   for (uint32_t left = running_.load(std::memory_order_acquire); left != 0;
        left = running_.load(std::memory_order_acquire))
-    await_change(&running_, left, shared_.spin ? kSpinsInJob : 0, &shared_.sleepers);
+    await_change(&running_, left, shared_.spin, &shared_.sleepers);
 }
 
 }  // namespace bayard
