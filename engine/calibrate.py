@@ -17,6 +17,7 @@ import torch
 from engine.devices import Device, open_device
 from engine.devices.cpu import usable_cpus
 from engine.ggml_types import COMPUTABLE_TYPES, TYPE_BY_NAME
+from engine.kernels.cpu import library as cpu_library
 from engine.kernels.registry import OpQuery, select, why
 from engine.quant.quant_tensor import QuantTensor
 
@@ -204,6 +205,8 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
     torch_device = device.torch_device
     if torch_device.type == "cpu":
         torch.set_num_threads(threads or usable_cpus())
+        if cpu_library.absent_reason() is None:
+            cpu_library.set_threads(threads)
     dtype = device.default_dtype
     can = device.capabilities
     names = ("bf16", "fp8", "triton", "graphs")
