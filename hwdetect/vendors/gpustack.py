@@ -9,6 +9,7 @@ from hwdetect.accelerator import Accelerator, Link, LinkKind, Vendor
 from hwdetect.machine import Note, Severity
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import MIB, cpu_list, integer, known, pci_address
+from hwdetect.vendors.nvidia_cores import multiprocessors
 
 # The distances of its topology: what it calls a link, and the PCIe paths by length
 _DISTANCES = {
@@ -106,7 +107,7 @@ def _device(entry: dict[str, Any], vendor: Vendor, source: str) -> Accelerator:
             runtime_version=runtime,
             architecture=text(extra.get("arch_family")),
             compute_capability=text(entry.get("compute_capability")),
-            compute_units=_whole(entry.get("cores")),
+            compute_units=_compute_units(entry, vendor),
             memory_total_bytes=total * MIB if total is not None else None,
             memory_used_bytes=used * MIB if used is not None else None,
             utilisation_percent=_real(entry.get("cores_utilization")),
@@ -118,6 +119,11 @@ def _device(entry: dict[str, Any], vendor: Vendor, source: str) -> Accelerator:
             numa_node=integer(text(extra.get("numa"))),
         )
     )
+
+
+def _compute_units(entry: dict[str, Any], vendor: Vendor) -> int | None:
+    cores = _whole(entry.get("cores"))
+    return multiprocessors(cores, entry.get("compute_capability")) if vendor is Vendor.NVIDIA else cores
 
 
 def _topology(entry: dict[str, Any], vendor: Vendor, source: str) -> list[Accelerator]:

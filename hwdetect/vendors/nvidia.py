@@ -14,6 +14,7 @@ from hwdetect.report import Problem, Report, checked_memory, unique
 from hwdetect.text import clean, pci_address
 from hwdetect.tree import Tree
 from hwdetect.vendors import nvidia_csv, nvidia_table, nvidia_topo, nvidia_xml
+from hwdetect.vendors.nvidia_cores import multiprocessors
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _LEVELS = {0: LinkKind.PIX, 10: LinkKind.PIX, 20: LinkKind.PXB, 30: LinkKind.PHB, 40: LinkKind.NODE, 50: LinkKind.SYS}
@@ -108,7 +109,7 @@ def _from_library(entry: dict[str, Any], answer: dict[str, Any], source: str) ->
         runtime_version=f"CUDA {cuda}" if cuda else None,
         architecture=entry.get("architecture"),
         compute_capability=entry.get("capability"),
-        compute_units=entry.get("cores"),
+        compute_units=multiprocessors(entry.get("cores"), entry.get("capability")),
         memory_total_bytes=entry.get("total"),
         memory_used_bytes=entry.get("used"),
         memory_free_bytes=entry.get("free"),
