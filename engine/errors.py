@@ -184,3 +184,11 @@ def all_error_types() -> list[type[BayardError]]:
     for cls in found:
         found.extend(cls.__subclasses__())
     return found
+
+
+def error_of(code: str, message: str, hint: str = "", *, unknown: type[BayardError] = BayardError) -> BayardError:
+    """The error that another process meant, of its own class; a code this version does not know is kept in the text."""
+    for kind in all_error_types():
+        if kind.code == code:
+            return kind(message, hint)
+    return unknown(f"{code}: {message}", hint)

@@ -24,16 +24,13 @@ def calibrate(
 ) -> None:
     """Measure bandwidth and matrix rates; later predictions use them. Best while nothing else computes."""
     from daemon.commands.progress import follow
-    from daemon.strategy.parts import build_parts
 
     with offline_or_admin(settings_from(config, state_dir)) as reach:
         if reach.admin is not None:
             operation = reach.admin.post("calibrations", {"seconds": seconds, "device": device})["item"]
             devices = follow(reach.admin, operation)["devices"]
         else:
-            assert reach.offline is not None
-            parts = build_parts(reach.offline.store, reach.offline.settings, reach.offline.events)
-            devices = [rates.to_json() for rates in parts.desk.calibrate(seconds, device)]
+            devices = [rates.to_json() for rates in reach.parts().desk.calibrate(seconds, device)]
     if as_json:
         print(json.dumps(devices, indent=2))
         return

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from daemon.settings import LogSettings, Settings
-from engine.errors import BayardError, ConfigError, all_error_types
+from engine.errors import BayardError, ConfigError, error_of
 
 if TYPE_CHECKING:
     from daemon.events import EventLog
     from daemon.store.session import Store
+    from daemon.strategy.parts import StrategyParts
 
 TIMEOUT_S = 30.0
 BASE = "/admin/v1"
@@ -69,7 +70,7 @@ class AdminClient:
             ) from error
         if answer.is_success:
             return answer.json() if answer.content else None
-        raise error_of(answer.status_code, answer.content)
+        raise refusal_of(answer.status_code, answer.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,12 @@ class Offline:
     store: Store
     events: EventLog
 
+    def parts(self) -> StrategyParts:
+        """Models, plans and the schedule, as the daemon has them."""
+        from daemon.strategy.parts import build_parts
+
+        return build_parts(self.store, self.settings, self.events)
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -87,6 +94,11 @@ class Reach:
 
     admin: AdminClient | None
     offline: Offline | None
+
+    def parts(self) -> StrategyParts:
+        """Only where no daemon runs."""
+        assert self.offline is not None
+        return self.offline.parts()
 
 
 @contextmanager
@@ -137,7 +149,7 @@ def answers(client: AdminClient) -> bool:
     return True
 
 
-def error_of(status: int, content: bytes) -> BayardError:
+def refusal_of(status: int, content: bytes) -> BayardError:
     """The error that the daemon meant, of its own class, so that the exit status is right too."""
     try:
         body = json.loads(content)
@@ -145,10 +157,7 @@ def error_of(status: int, content: bytes) -> BayardError:
         code, message, hint = str(body["code"]), str(body["message"]), str(body.get("hint") or "")
     except (ValueError, KeyError, TypeError, AttributeError):
         return BayardError(f"the daemon answered with status {status} and nothing readable.", "See its log.")
-    for kind in all_error_types():
-        if kind.code == code:
-            return kind(message, hint)
-    return BayardError(f"{code}: {message}", hint)
+    return error_of(code, message, hint)
 
 
 def _unreachable(socket_path: Path, error: Exception | None) -> ConfigError:

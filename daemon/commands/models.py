@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from daemon.commands.client import Offline, offline_or_admin
+from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, list, verify and delete models.")
@@ -41,7 +41,7 @@ def import_(
             result = follow(reach.admin, reach.admin.post("imports", body)["item"])
             item = reach.admin.get(f"models/{quote(result['model'])}")["item"]
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             line = ProgressLine()
             try:
                 record = parts.models.import_model(
@@ -68,7 +68,7 @@ def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json
         if reach.admin is not None:
             items = reach.admin.get("models")["items"]
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             plans = parts.plans.all()
             items = [
                 model_item(record, [plan.name for plan in plans if plan.profile_of(record.name)])
@@ -104,7 +104,7 @@ def show(
         if reach.admin is not None:
             item = reach.admin.get(f"models/{quote(name)}")["item"]
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             item = model_item(parts.models.get(name), parts.plans.using(name))
     if as_json:
         print(json.dumps(item, indent=2))
@@ -133,7 +133,7 @@ def verify(
         else:
             line = ProgressLine()
             try:
-                record, problems = _parts(reach.offline).models.verify(
+                record, problems = reach.parts().models.verify(
                     name, lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes)
                 )
             finally:
@@ -164,7 +164,7 @@ def delete(
         if reach.admin is not None:
             reach.admin.delete(f"models/{quote(name)}", unload="true" if unload else None)
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             if unload:
                 parts.desk.withdraw(name)
             parts.models.delete(name)
@@ -200,10 +200,3 @@ def _summary(item: dict[str, Any]) -> str:
         f"{item['architecture']}, {item['num_parameters'] / 1e6:,.0f} M parameters in {item['source_dtype']}, "
         f"{human_bytes(item['weight_bytes'])}, context {human_tokens(item['max_context_tokens'])}"
     )
-
-
-def _parts(offline: Offline | None) -> Any:
-    from daemon.strategy.parts import build_parts
-
-    assert offline is not None
-    return build_parts(offline.store, offline.settings, offline.events)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from daemon.commands.client import Offline, offline_or_admin
+from daemon.commands.client import Reach, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
 from daemon.planning.strategy import Strategy
 
@@ -90,7 +90,7 @@ def save(
             body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
             item = reach.admin.put(f"plans/{name}", body)["item"]
         else:
-            item = plan_item(_parts(reach.offline).desk.save(name, strategy, models, context, users), None)
+            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users), None)
     print(json.dumps(item, indent=2) if as_json else f"saved {_line(item)}")
 
 
@@ -113,7 +113,7 @@ def activate(
         if reach.admin is not None:
             told = reach.admin.post(f"plans/{name}/activate", {"for_s": for_s, "reason": reason})
         else:
-            told = _activate_offline(reach.offline, name, for_s, reason)
+            told = _activate_offline(reach, name, for_s, reason)
     if as_json:
         print(json.dumps(told, indent=2))
         return
@@ -159,7 +159,7 @@ def show(
         if reach.admin is not None:
             item = reach.admin.get(f"plans/{name}")["item"]
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             item = plan_item(parts.plans.get(name), _in_force(parts))
     if as_json:
         print(json.dumps(item, indent=2))
@@ -192,7 +192,7 @@ def diff(
         else:
             from daemon.strategy.plans import diff as difference
 
-            plans = _parts(reach.offline).plans
+            plans = reach.parts().plans
             keys = ("model", "what", "old", "new")
             items = [dict(zip(keys, row, strict=True)) for row in difference(plans.get(old), plans.get(new))]
     if as_json:
@@ -214,7 +214,7 @@ def delete(
         if reach.admin is not None:
             reach.admin.delete(f"plans/{name}")
         else:
-            _parts(reach.offline).plans.delete(name)
+            reach.parts().plans.delete(name)
     print(json.dumps({"deleted": name}) if as_json else f"deleted plan {name}")
 
 
@@ -223,7 +223,7 @@ def _items(config: Path | None, state_dir: Path | None) -> list[dict[str, Any]]:
         if reach.admin is not None:
             items: list[dict[str, Any]] = reach.admin.get("plans")["items"]
             return items
-        parts = _parts(reach.offline)
+        parts = reach.parts()
         active = _in_force(parts)
         return [plan_item(plan, active) for plan in parts.plans.all()]
 
@@ -252,14 +252,14 @@ def _in_force(parts: Any) -> str | None:
     return decision.plan
 
 
-def _activate_offline(offline: Offline | None, name: str, for_s: float | None, reason: str) -> dict[str, Any]:
+def _activate_offline(reach: Reach, name: str, for_s: float | None, reason: str) -> dict[str, Any]:
     import getpass
 
     from daemon.store.base import utc_now
     from daemon.strategy.controller import activate as put_in_force
     from daemon.strategy.schedule import plan_at
 
-    parts = _parts(offline)
+    parts = reach.parts()
     put_in_force(parts.plans, parts.rules, name, for_s, getpass.getuser(), reason)
     decision = plan_at(parts.rules.all(), utc_now(), parts.plans.default(), parts.rules.override())
     until: datetime | None = decision.until_at
@@ -269,10 +269,3 @@ def _activate_offline(offline: Offline | None, name: str, for_s: float | None, r
 def _line(item: dict[str, Any]) -> str:
     models = ", ".join(model["model"] for model in item["models"])
     return f"plan {item['name']} ({item['strategy']}, made by {item['origin']}): {models}"
-
-
-def _parts(offline: Offline | None) -> Any:
-    from daemon.strategy.parts import build_parts
-
-    assert offline is not None
-    return build_parts(offline.store, offline.settings, offline.events)

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import hwdetect
-from daemon.commands.client import Offline, offline_or_admin
+from daemon.commands.client import offline_or_admin
 from daemon.commands.options import settings_from
 from daemon.planning.answer_json import answer_from_json
 from daemon.planning.install import EngineInstall
@@ -31,7 +31,7 @@ def answer_of(
         return _stateless(path.absolute(), request, machine)
     with offline_or_admin(settings) as reach:
         if reach.admin is None:
-            return _offline(reach.offline, target, request, machine)
+            return reach.parts().desk.answer(target, request, machine)
         if machine is not None:
             return _stateless(Path(reach.admin.get(f"models/{quote(target)}")["item"]["path"]), request, machine)
         body = {
@@ -60,10 +60,3 @@ def machine_of(path: Path) -> Machine:
         raise InvalidParameter(
             f"{path} is no machine description: {error}.", "Make one there with `bayard hw --json`.", param="machine"
         ) from error
-
-
-def _offline(offline: Offline | None, target: str, request: Request, machine: Machine | None) -> PlanAnswer:
-    from daemon.strategy.parts import build_parts
-
-    assert offline is not None
-    return build_parts(offline.store, offline.settings, offline.events).desk.answer(target, request, machine)

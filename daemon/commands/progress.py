@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from daemon.commands.client import AdminClient
-from engine.errors import BayardError, all_error_types
+from engine.errors import error_of
 
 _POLL_S = 0.2
 _WIDTH = 78
@@ -64,13 +64,7 @@ def follow(client: AdminClient, operation: dict[str, Any]) -> dict[str, Any]:
     finally:
         line.clear()
     if operation["error"] is not None:
-        raise _error(operation["error"])
+        told = operation["error"]
+        raise error_of(told["code"], told["message"], told["hint"])
     result: dict[str, Any] = operation["result"]
     return result
-
-
-def _error(told: dict[str, str]) -> BayardError:
-    for kind in all_error_types():
-        if kind.code == told["code"]:
-            return kind(told["message"], told["hint"])
-    return BayardError(told["message"], told["hint"])

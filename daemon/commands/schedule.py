@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from daemon.commands.client import Offline, offline_or_admin
+from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Which plan runs when.")
@@ -36,12 +36,13 @@ def add(
     """Add a rule; one that never starts, or starts together with another plan's, is refused."""
     from daemon.commands.durations import seconds_of
 
-    body = {"name": name, "cron": cron, "duration_s": seconds_of(for_), "plan": plan, "timezone": timezone}
+    duration_s = seconds_of(for_)
+    body = {"name": name, "cron": cron, "duration_s": duration_s, "plan": plan, "timezone": timezone}
     with offline_or_admin(settings_from(config, state_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.post("schedule/rules", body)["item"]
         else:
-            item = rule_item(_parts(reach.offline).rules.add(name, cron, body["duration_s"], plan, timezone))
+            item = rule_item(reach.parts().rules.add(name, cron, duration_s, plan, timezone))
     print(json.dumps(item, indent=2) if as_json else f"added rule {_line(item)}")
 
 
@@ -52,7 +53,7 @@ def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json
         if reach.admin is not None:
             items = reach.admin.get("schedule/rules")["items"]
         else:
-            items = [rule_item(rule) for rule in _parts(reach.offline).rules.all()]
+            items = [rule_item(rule) for rule in reach.parts().rules.all()]
     if as_json:
         print(json.dumps(items, indent=2))
         return
@@ -68,7 +69,7 @@ def remove(
         if reach.admin is not None:
             reach.admin.delete(f"schedule/rules/{name}")
         else:
-            _parts(reach.offline).rules.remove(name)
+            reach.parts().rules.remove(name)
     print(json.dumps({"deleted": name}) if as_json else f"removed rule {name}")
 
 
@@ -81,7 +82,7 @@ def release(config: ConfigOption = None, state_dir: StateDirOption = None, as_js
         if reach.admin is not None:
             told = reach.admin.post("schedule/release")
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             parts.rules.release(getpass.getuser())
             told = _now(parts)
     print(json.dumps(told, indent=2) if as_json else f"plan {told['plan'] or 'none'} is in force: {told['reason']}")
@@ -101,7 +102,7 @@ def show(
             now = reach.admin.get("schedule")
             told = reach.admin.get("schedule/timeline", date=None if wanted is None else wanted.isoformat())
         else:
-            parts = _parts(reach.offline)
+            parts = reach.parts()
             now = _now(parts)
             told = _timeline(parts, wanted)
     if as_json:
@@ -156,10 +157,3 @@ def _timeline(parts: Any, wanted: date | None) -> dict[str, Any]:
         for b, e, d in segments
     ]
     return {"date": day.isoformat(), "timezone": parts.rules.timezone, "items": items}
-
-
-def _parts(offline: Offline | None) -> Any:
-    from daemon.strategy.parts import build_parts
-
-    assert offline is not None
-    return build_parts(offline.store, offline.settings, offline.events)

@@ -13,8 +13,7 @@ from daemon.serving.choice import ChoiceDecoder
 from daemon.serving.events import ChoiceDone, Event, Failed, Finished, TextDelta, TokenUsage
 from daemon.serving.live import LiveRequest, RequestState
 from daemon.serving.merge import closing_stream, merge
-from daemon.serving.worker_errors import error_from
-from engine.errors import BayardError, Cancelled, WorkerLost
+from engine.errors import BayardError, Cancelled, WorkerError, WorkerLost, error_of
 from engine.messages import FinishReason, SamplingParams, Submit, TokenDelta
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def finish_reason(delta: TokenDelta) -> str:
         case FinishReason.LENGTH:
             return "length"
         case FinishReason.ERROR if delta.error is not None:
-            raise error_from(delta.error)
+            raise error_of(delta.error.code, delta.error.message, delta.error.hint, unknown=WorkerError)
         case FinishReason.ABORT:
             raise Cancelled("The engine ended the request before it was complete.", "Send it again.")
         case _:

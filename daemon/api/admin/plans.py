@@ -6,13 +6,12 @@ import asyncio
 from datetime import datetime
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter
 from pydantic import Field
 
 from daemon.api.admin.access import Admin, Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Item
-from daemon.planning.profile import Profile
+from daemon.planning.answer_json import profile_item
 from daemon.strategy.controller import StrategyView
 from daemon.strategy.plans import SavedPlan
 
@@ -149,29 +148,8 @@ def plan_item(plan: SavedPlan, active: str | None) -> PlanItem:
         strategy=plan.strategy.value,
         origin=plan.origin,
         active=plan.name == active,
-        models=[_planned(profile) for profile in plan.profiles],
+        models=[PlannedModelItem.model_validate(profile_item(profile)) for profile in plan.profiles],
         notes=plan.notes,
         created_at=plan.created_at,
         updated_at=plan.updated_at,
-    )
-
-
-def _planned(profile: Profile) -> PlannedModelItem:
-    memory, speed = profile.memory, profile.speed
-    return PlannedModelItem(
-        model=profile.model,
-        device=profile.device,
-        memory_bytes=memory.total_bytes,
-        memory_parts=[
-            MemoryPart(name=part.name, size_bytes=part.size_bytes, detail=part.detail) for part in memory.items
-        ],
-        context_tokens=profile.context_tokens,
-        kv_tokens=profile.kv_tokens,
-        decode_tok_s=speed.decode_tok_s,
-        batch_tok_s=speed.batch_tok_s,
-        prefill_tok_s=speed.prefill_tok_s,
-        first_token_s=speed.first_token_s,
-        threads=profile.threads,
-        knobs=msgspec.to_builtins(profile.knobs),
-        reasons=[f"{choice.topic} {choice.value}: {choice.reason}" for choice in profile.choices],
     )

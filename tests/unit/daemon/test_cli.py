@@ -13,7 +13,7 @@ import pytest
 
 from daemon import cli
 from daemon.cli import COMMANDS, run
-from daemon.commands.client import error_of
+from daemon.commands.client import refusal_of
 from engine.errors import ConfigError, NotFound
 
 
@@ -98,8 +98,8 @@ def test_setting_without_a_value_is_wrong_usage(capsys: pytest.CaptureFixture[st
 
 def test_error_of_the_daemon_keeps_its_class_and_hint() -> None:
     body = json.dumps({"code": "not_found", "message": "there is no worker 'x'.", "hint": "Workers: w."}).encode()
-    error = error_of(404, body)
+    error = refusal_of(404, body)
     assert type(error) is NotFound
     assert str(error) == "not_found: there is no worker 'x'. Workers: w."
-    assert type(error_of(500, b'{"error": {"code": "invalid_configuration", "message": "m"}}')) is ConfigError
-    assert "status 502 and nothing readable" in error_of(502, b"<html>").message
+    assert type(refusal_of(500, b'{"error": {"code": "invalid_configuration", "message": "m"}}')) is ConfigError
+    assert "status 502 and nothing readable" in refusal_of(502, b"<html>").message
