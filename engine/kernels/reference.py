@@ -218,6 +218,32 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return _attend(q, kv, positions, 0, scale, None, None, None).to(q.dtype)
 
 
+def latent_write(rows: Tensor, view: Tensor, write_pages: Tensor, write_offsets: Tensor) -> None:
+    """Put each new token's compressed row in its page.
+
+    Shapes: rows [T, C]; view [pages, 1, 1, page tokens, C]; write_pages, write_offsets [T] int64
+    Mutates: view
+    """
+    view[write_pages, 0, 0, write_offsets] = rows.to(view.dtype)
+
+
+def paged_latent_attention(
+    q: Tensor,
+    view: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    latent_dim: int,
+) -> Tensor:
+    """paged_attention of all heads over one row a token, which is the key whole and the value in its leading part.
+
+    Shapes: q [T, H, C]; view [pages, 1, 1, page tokens, C] -> [T, H, latent_dim] in q's dtype
+    """
+    both = view.expand(-1, 2, -1, -1, -1)
+    return paged_attention(q, both, block_tables, query_starts, context_lens, scale)[..., :latent_dim]
+
+
 def implementations() -> Iterable[Implementation]:
     """The reference of every op; takes any query."""
 
@@ -227,8 +253,9 @@ def implementations() -> Iterable[Implementation]:
     def keep(weight: Packable) -> Packable:
         return weight
 
-    plain = (rms_norm, add_rms_norm, rope, silu_mul, gelu_mul, route, kv_write, rope_kv_write, pick_greedy, paged_attention, prompt_attention)
+    plain = (rms_norm, add_rms_norm, rope, silu_mul, gelu_mul, route, kv_write, rope_kv_write, latent_write)
+    attending = (paged_attention, paged_latent_attention, prompt_attention)
     for packing in (linear, embedding, experts):
         yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
-    for run in plain:
+    for run in (*plain, *attending, pick_greedy):
         yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch")

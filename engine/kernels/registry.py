@@ -25,6 +25,10 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     paged_attention  (q [T, H, D], view, block_tables, query_starts, context_lens, scale,
                       window_tokens | None, softcap | None, sinks | None) -> [T, H, D]
 
+    latent_write     (rows [T, C], view, write_pages, write_offsets) -> None                     mutates view
+    paged_latent_attention  (q [T, H, C], view, block_tables, query_starts, context_lens, scale, latent_dim)
+                     -> [T, H, latent_dim]
+
 What the arguments mean is said at the function of the same name in reference.py, which is the truth of each op.
 """
 
@@ -51,6 +55,8 @@ OPS = (
     "rope_kv_write",
     "pick_greedy",
     "paged_attention",
+    "latent_write",
+    "paged_latent_attention",
     "prompt_attention",
 )
 BACKENDS = (

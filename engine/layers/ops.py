@@ -25,6 +25,7 @@ class Ops:
         self.query = query
         self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
         self._on_reference: list[str] = []
+        self._few: dict[str, Callable[..., Any]] = {}
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
         self.add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
         self.add_rms_norm = self._plain("add_rms_norm")
@@ -72,6 +73,20 @@ class Ops:
         impl = self._chosen("experts", f"experts {'+'.join(dict.fromkeys(kinds))}", query)
         assert impl.pack is not None
         return ExpertKernels(self._plain("route"), impl.run, impl.pack(gate_up), impl.pack(down))
+
+    @property
+    def latent_write(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+        return self._of_few("latent_write")
+
+    @property
+    def latent_attention(self) -> Callable[..., Tensor]:
+        return self._of_few("paged_latent_attention")
+
+    def _of_few(self, op: str) -> Callable[..., Any]:
+        """An op that few families need, chosen when it is first asked for."""
+        if op not in self._few:
+            self._few[op] = self._plain(op)
+        return self._few[op]
 
     def notes(self) -> list[str]:
         """Fall-backs taken, one sentence each."""

@@ -43,13 +43,19 @@ def narrowed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight
     return weight.to(device) if keep else weight.to(device=device, dtype=dtype)
 
 
-def half_style_rows(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+def numbers(weight: Weight) -> Tensor:
+    """All of a small weight, decoded."""
+    return weight.dequantize() if isinstance(weight, QuantTensor) else weight
+
+
+def half_style_rows(num_heads: int, head_dim: int, rotary_dim: int | None = None, first: int = 0) -> Tensor:
     """Row order that undoes the interleaved storage of rotary projections.
 
     Stored row (head, pair, half) becomes (head, half, pair), so that dimension i turns with i + rotary_dim/2.
-    rotary_dim: the leading part of a head that rotates; None: all of it
+    rotary_dim: dimensions of a head that rotate, from first on; None: all of them
     """
     rotary_dim = rotary_dim or head_dim
+    end = first + rotary_dim
     heads = torch.arange(num_heads * head_dim).reshape(num_heads, head_dim)
-    turned = heads[:, :rotary_dim].reshape(num_heads, rotary_dim // 2, 2).transpose(1, 2).reshape(num_heads, -1)
-    return torch.cat((turned, heads[:, rotary_dim:]), dim=1).reshape(-1)
+    turned = heads[:, first:end].reshape(num_heads, rotary_dim // 2, 2).transpose(1, 2).reshape(num_heads, -1)
+    return torch.cat((heads[:, :first], turned, heads[:, end:]), dim=1).reshape(-1)

@@ -11,6 +11,7 @@ from engine.batch import ForwardBatch
 from engine.kernels.registry import OpQuery
 from engine.layers.attention import Attention
 from engine.layers.experts import ExpertsMlp
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
 from engine.models.checkpoint import MappedCheckpoint
@@ -23,7 +24,7 @@ from engine.spec.model_spec import LayerSpec, ModelSpec
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     attn_norm: Tensor
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp_norm: Tensor
     mlp: GatedMlp | ExpertsMlp
     attn_post_norm: Tensor | None = None

@@ -14,6 +14,7 @@ from engine.kernels.registry import OpQuery
 from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.gpt_oss import GptOssDecoder
+from engine.models.latent_parts import LatentDecoder
 from engine.models.post_norm_decoder import PostNormDecoder
 from engine.spec.model_spec import ModelSpec
 
@@ -47,6 +48,8 @@ BUILDERS: dict[str, Builder] = {
     "glm4": Decoder,
     "glm4_moe": Decoder,
     "gpt_oss": GptOssDecoder,
+    "deepseek_v2": LatentDecoder,
+    "deepseek_v3": LatentDecoder,
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.experts import ExpertsMlp
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
@@ -16,7 +19,7 @@ from engine.layers.weight import Weight, half_style_rows, narrowed, stack_rows, 
 from engine.models.checkpoint import MappedCheckpoint
 from engine.quant.expert_stack import ExpertStack
 from engine.spec.families import family_of
-from engine.spec.model_spec import AttentionSpec, CheckpointFormat, LayerSpec, MlpKind, ModelSpec, RopeSpec
+from engine.spec.model_spec import CheckpointFormat, LayerSpec, MlpKind, ModelSpec, RopeSpec
 
 
 class Parts:
@@ -48,15 +51,19 @@ class Parts:
         head = embed if self.spec.tie_embeddings else self.matrix("lm_head")
         return self.ops.embedding(embed), self.ops.linear([head], [None])
 
-    def attention(self, layer: LayerSpec) -> Attention:
+    def attention(self, layer: LayerSpec) -> Attention | LatentAttention:
         i, spec = layer.index, layer.attention
         normed = spec.qk_norm or spec.qk_norm_whole
         roles = ["attn_qkv"] if self.family.fused_qkv else ["attn_q", "attn_k", "attn_v"]
+        orders = []
+        if spec.rope is not None:
+            turning = (spec.num_heads, spec.num_kv_heads)
+            orders = [half_style_rows(heads, spec.head_dim, spec.rope.rotary_dim) for heads in turning]
         return Attention(
             spec=spec,
             layer=i,
             ops=self.ops,
-            qkv=self.projection(roles, i, spec),
+            qkv=self.projection(roles, i, orders),
             o=self.projection(["attn_o"], i),
             cos_sin=self.rope(spec.rope),
             q_norm=self.norm("attn_q_norm", i) if normed else None,
@@ -112,16 +119,16 @@ class Parts:
         stack = ExpertStack(self.matrix(role, layer.index), count)
         return [stack.of(expert) for expert in range(count)]
 
-    def projection(self, roles: list[str], layer: int, rotary: AttentionSpec | None = None) -> Linear:
-        """The matrices of some roles side by side; rotary heads stored interleaved are put in half style."""
+    def projection(self, roles: list[str], layer: int, orders: Sequence[Tensor | None] = ()) -> Linear:
+        """The matrices of some roles side by side. orders: of rows where the rotation pairs neighbours as stored"""
         weights = [self.matrix(role, layer) for role in roles]
         biases = [
             self.vector(f"{role}_bias", layer, self.dtype) if (f"{role}_bias", layer) in self.checkpoint else None
             for role in roles
         ]
-        if rotary is not None and rotary.rope is not None and self._interleaved:
-            for index, heads in enumerate((rotary.num_heads, rotary.num_kv_heads)):
-                rows = half_style_rows(heads, rotary.head_dim, rotary.rope.rotary_dim).to(self.device)
+        for index, order in enumerate(orders if self._interleaved else ()):
+            if order is not None:
+                rows = order.to(self.device)
                 weights[index] = take_rows(weights[index], rows)
                 bias = biases[index]
                 biases[index] = None if bias is None else bias[rows]

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.batch import ForwardBatch
 from engine.layers.attention import Attention
 from engine.layers.experts import ExpertsMlp
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.mlp import GatedMlp
 from engine.models.decoder import Decoder
 from engine.models.parts import Parts
@@ -16,7 +17,7 @@ from engine.models.parts import Parts
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
-    attention: Attention
+    attention: Attention | LatentAttention
     attn_post_norm: Tensor
     mlp: GatedMlp | ExpertsMlp
     mlp_post_norm: Tensor

@@ -58,7 +58,7 @@ def can_record(decoder: Decoder) -> bool:
         return False
     linears = [decoder.head]
     for layer in decoder.layers:
-        linears += [layer.attention.qkv, layer.attention.o, _dense(layer).gate_up, _dense(layer).down]
+        linears += [_paged(layer).qkv, _paged(layer).o, _dense(layer).gate_up, _dense(layer).down]
     return all(part.run in _LINEAR for linear in linears for part in linear.parts)
 
 
@@ -79,6 +79,11 @@ def is_plain(decoder: Decoder) -> bool:
     )
 
 
+def _paged(layer: DecoderLayer) -> Attention:
+    assert isinstance(layer.attention, Attention)
+    return layer.attention
+
+
 def _dense(layer: DecoderLayer) -> GatedMlp:
     assert isinstance(layer.mlp, GatedMlp)
     return layer.mlp
@@ -90,16 +95,16 @@ def record(decoder: Decoder, layer_groups: tuple[int, ...]) -> Program:
     eps = decoder.spec.norm_eps
     hidden = b.slot(decoder.spec.hidden_size)
     wanted = b.slot(decoder.spec.hidden_size)
-    qkv = b.slot(max(layer.attention.qkv.out_features for layer in decoder.layers))
+    qkv = b.slot(max(_paged(layer).qkv.out_features for layer in decoder.layers))
     mixed = b.slot(max(s.attention.num_heads * s.attention.head_dim for s in decoder.spec.layers))
     gate_up = b.slot(max(_dense(layer).gate_up.out_features for layer in decoder.layers))
     table = decoder.embed.packed
     assert isinstance(table, RowTable)
     b.embedding(table, out=hidden)
     for index, layer in enumerate(decoder.layers):
-        _linear(b, layer.attention.qkv, src=hidden, out=qkv, norm=layer.attn_norm, eps=eps)
+        _linear(b, _paged(layer).qkv, src=hidden, out=qkv, norm=layer.attn_norm, eps=eps)
         _attention(b, layer, qkv=qkv, out=mixed, layer_index=index, group=layer_groups[index])
-        _linear(b, layer.attention.o, src=mixed, out=hidden, residual=hidden)
+        _linear(b, _paged(layer).o, src=mixed, out=hidden, residual=hidden)
         _linear(b, _dense(layer).gate_up, src=hidden, out=gate_up, norm=layer.mlp_norm, eps=eps)
         _linear(b, _dense(layer).down, src=gate_up, out=hidden, residual=hidden, gated=True)
     b.gather(src=hidden, out=wanted)
@@ -140,7 +145,7 @@ def _linear(
 
 
 def _attention(b: ProgramBuilder, layer: DecoderLayer, *, qkv: int, out: int, layer_index: int, group: int) -> None:
-    attention = layer.attention
+    attention = _paged(layer)
     spec = attention.spec
     b.attention(
         qkv=qkv,

@@ -24,16 +24,23 @@ def expert_mlp(stated: Fields, intermediate_size: int) -> MlpSpec:
 
 
 def shared_expert_layers(
-    stated: Fields, layers: tuple[LayerSpec, ...], *, score: str, correction: bool
+    stated: Fields,
+    layers: tuple[LayerSpec, ...],
+    *,
+    score: str,
+    correction: bool,
+    normalised: bool = True,
+    grouped: bool = True,
 ) -> tuple[LayerSpec, ...]:
     """Layers from first_k_dense_replace up with experts, chosen by groups where there are any, beside shared ones.
 
     score, correction: how the family weighs experts; GGUF states the former, as a number
+    normalised: whether HF checkpoints that do not say so mean that weights sum to one
     """
     first_sparse = stated.whole("first_k_dense_replace", 0, len(layers), 0)
     plain = expert_mlp(stated, layers[0].mlp.intermediate_size)
-    groups = stated.whole("n_group", 1, plain.num_experts, 1)
-    kept = stated.whole("topk_group", 1, groups, groups)
+    groups = stated.whole("n_group", 1, plain.num_experts, 1) if grouped else 1
+    kept = stated.whole("topk_group", 1, groups, groups) if grouped else 1
     if plain.num_experts % groups or plain.num_experts // groups * kept < plain.experts_per_token:
         raise stated.refuse("topk_group", f"groups that hold {plain.experts_per_token} of {plain.num_experts} experts")
     if stated.gguf:
@@ -43,7 +50,7 @@ def shared_expert_layers(
     mlp = replace(
         plain,
         shared_intermediate_size=plain.intermediate_size * stated.whole("n_shared_experts", 0, 1 << 10, 0),
-        normalise_router=stated.truth("norm_topk_prob", not stated.gguf),
+        normalise_router=stated.truth("norm_topk_prob", normalised and not stated.gguf),
         router_score=score,
         router_correction=correction,
         router_scale=stated.number("routed_scaling_factor", 0.0, 1e6, 1.0),

@@ -64,6 +64,7 @@ class Family:
     fused_qkv: bool = False  # q, k and v are stored as one matrix
     fused_gate_up: bool = False  # so are gate and up
     hf_norms_below_one: bool = False  # Hugging Face folders store norm weights less one
+    latent: bool = False  # attention over one compressed row a token
     experts: bool = False  # layers have experts; tells apart families of one GGUF architecture
     next_token_layers: bool = False  # checkpoints may hold layers for speculation after the last one; they are left out
     tied: bool = False  # embeddings are tied unless the checkpoint says otherwise

@@ -13,7 +13,8 @@ from engine.spec.gguf_header import GgufHeader, read_gguf_header
 from engine.spec.gguf_names import GGUF_NAMES, renamed
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
 from engine.spec.rope_fields import gguf_rope
-from engine.spec.tensor_table import stored_name, tensor_table
+from engine.spec.tensor_names import stored_name
+from engine.spec.tensor_table import tensor_table
 
 # Keys under the architecture's name that are understood. Any other one may change the sums, so it is refused.
 READ_KEYS = (
@@ -105,7 +106,8 @@ def _shape(
     if heads % kv_heads:
         raise metadata.refuse(f"{prefix}.attention.head_count_kv", f"a divisor of the {heads} heads")
     head_dim = metadata.whole(f"{prefix}.attention.key_length", 2, MAX_WIDTH, max(hidden // heads, 2))
-    metadata.whole(f"{prefix}.attention.value_length", head_dim, head_dim, head_dim)
+    if not family.latent:  # such a family states the widths of its own in other keys
+        metadata.whole(f"{prefix}.attention.value_length", head_dim, head_dim, head_dim)
     factors = next((kind for role, kind in FACTORS if stored_name(CheckpointFormat.GGUF, role) in tensors), "")
 
     def in_first_layer(role: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 
 from engine.spec.fields import Fields
 
@@ -20,6 +20,12 @@ GGUF_NAMES: dict[str, str] = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "scoring_func": "expert_gating_func",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "qk_head_dim": "attention.key_length_mla",
+    "v_head_dim": "attention.value_length_mla",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -31,8 +37,9 @@ GGUF_NAMES: dict[str, str] = {
 }
 
 
-def renamed(metadata: Fields, prefix: str, tensors: Container[str]) -> Fields:
+def renamed(metadata: Fields, prefix: str, tensors: Collection[str]) -> Fields:
     """The header's values under config.json's names, and what its tensors tell; messages keep the header's names."""
     values = {name: metadata.values.get(f"{prefix}.{key}") for name, key in GGUF_NAMES.items()}
     values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    values["router_correction"] = any(name.endswith(".exp_probs_b.bias") for name in tensors)
     return Fields(values, metadata.source, {name: f"{prefix}.{key}" for name, key in GGUF_NAMES.items()})

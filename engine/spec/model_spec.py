@@ -51,7 +51,7 @@ class AttentionSpec:
     kind: AttentionKind
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # LATENT: of a head's query and key, the rotary part last
     scale: float  # multiplies q.k
     rope: RopeSpec | None
     window_tokens: int | None = None  # SLIDING only
@@ -63,6 +63,8 @@ class AttentionSpec:
     sinks: bool = False
     latent_dim: int | None = None  # LATENT: compressed width that is cached
     rope_head_dim: int | None = None  # LATENT: the shared rotary part that is cached beside it
+    q_latent_dim: int | None = None  # LATENT: compressed width of queries; None: they are not compressed
+    value_dim: int | None = None  # LATENT: of a head's value
 
     def kv_elements_per_token(self) -> int:
         """Cached elements of one token in one layer, K and V together."""

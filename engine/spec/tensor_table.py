@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from engine.errors import UnsupportedFormat
@@ -10,6 +10,7 @@ from engine.ggml_types import COMPUTABLE_TYPES, PLAIN_TYPES
 from engine.spec.families import family_of
 from engine.spec.family import Family, Norms
 from engine.spec.model_spec import (
+    AttentionKind,
     AttentionSpec,
     CheckpointFormat,
     ExpertStorage,
@@ -19,63 +20,10 @@ from engine.spec.model_spec import (
     ModelSpec,
     TensorInfo,
 )
+from engine.spec.tensor_names import stored_name
 
 Role = tuple[str, int | None]  # what a tensor is for, and its layer
 
-# role -> (name in a GGUF file, name in a Hugging Face folder); layer roles follow the layer's prefix. A name with a
-# star is of one expert, any other one of all of them stacked. A family's own names come first.
-MODEL_NAMES: dict[str, tuple[str, str]] = {
-    "embed": ("token_embd.weight", "model.embed_tokens.weight"),
-    "final_norm": ("output_norm.weight", "model.norm.weight"),
-    "lm_head": ("output.weight", "lm_head.weight"),
-    "rope_factors": ("rope_freqs.weight", ""),
-    "rope_long": ("rope_factors_long.weight", ""),
-    "rope_short": ("rope_factors_short.weight", ""),
-}
-LAYER_NAMES: dict[str, tuple[str, str]] = {
-    "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
-    "attn_q": ("attn_q.weight", "self_attn.q_proj.weight"),
-    "attn_k": ("attn_k.weight", "self_attn.k_proj.weight"),
-    "attn_v": ("attn_v.weight", "self_attn.v_proj.weight"),
-    "attn_o": ("attn_output.weight", "self_attn.o_proj.weight"),
-    "attn_q_bias": ("attn_q.bias", "self_attn.q_proj.bias"),
-    "attn_k_bias": ("attn_k.bias", "self_attn.k_proj.bias"),
-    "attn_v_bias": ("attn_v.bias", "self_attn.v_proj.bias"),
-    "attn_o_bias": ("attn_output.bias", "self_attn.o_proj.bias"),
-    "attn_q_norm": ("attn_q_norm.weight", "self_attn.q_norm.weight"),
-    "attn_k_norm": ("attn_k_norm.weight", "self_attn.k_norm.weight"),
-    "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
-    "mlp_gate": ("ffn_gate.weight", "mlp.gate_proj.weight"),
-    "mlp_up": ("ffn_up.weight", "mlp.up_proj.weight"),
-    "mlp_down": ("ffn_down.weight", "mlp.down_proj.weight"),
-    "mlp_gate_bias": ("ffn_gate.bias", "mlp.gate_proj.bias"),
-    "mlp_up_bias": ("ffn_up.bias", "mlp.up_proj.bias"),
-    "mlp_down_bias": ("ffn_down.bias", "mlp.down_proj.bias"),
-    "attn_post_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
-    "mlp_post_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
-    "attn_qkv": ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
-    "mlp_gate_up": ("ffn_up.weight", "mlp.gate_up_proj.weight"),
-    "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
-    "router_correction": ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
-    "experts_gate": ("ffn_gate_exps.weight", "mlp.experts.*.gate_proj.weight"),
-    "experts_up": ("ffn_up_exps.weight", "mlp.experts.*.up_proj.weight"),
-    "experts_down": ("ffn_down_exps.weight", "mlp.experts.*.down_proj.weight"),
-    "router_bias": ("ffn_gate_inp.bias", "mlp.gate.bias"),
-    "experts_gate_bias": ("ffn_gate_exps.bias", ""),
-    "experts_up_bias": ("ffn_up_exps.bias", ""),
-    "experts_gate_up": ("", "mlp.experts.gate_up_proj"),
-    "experts_gate_up_blocks": ("", "mlp.experts.gate_up_proj_blocks"),
-    "experts_gate_up_scales": ("", "mlp.experts.gate_up_proj_scales"),
-    "experts_gate_up_bias": ("", "mlp.experts.gate_up_proj_bias"),
-    "experts_down_stack": ("", "mlp.experts.down_proj"),
-    "experts_down_blocks": ("", "mlp.experts.down_proj_blocks"),
-    "experts_down_scales": ("", "mlp.experts.down_proj_scales"),
-    "experts_down_bias": ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
-    "attn_sinks": ("attn_sinks.weight", "self_attn.sinks"),
-    "shared_gate": ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
-    "shared_up": ("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
-    "shared_down": ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
-}
 EXPERT_ROLES = ("experts_gate", "experts_up", "experts_down")
 DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)  # stored by old exporters, computed from the configuration by everyone
 
@@ -86,18 +34,6 @@ class Expected:
     name: str
     shape: tuple[int, ...]
     required: bool = True
-
-
-def stored_name(
-    stored_as: CheckpointFormat, role: str, layer: int | None = None, names: Mapping[str, tuple[str, str]] | None = None
-) -> str:
-    """names: those that a family has for itself"""
-    column = 0 if stored_as is CheckpointFormat.GGUF else 1
-    found = (names or {}).get(role)
-    if layer is None:
-        return (found or MODEL_NAMES[role])[column]
-    prefix = ("blk.", "model.layers.")[column]
-    return f"{prefix}{layer}.{(found or LAYER_NAMES[role])[column]}"
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
@@ -116,7 +52,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
         yield of_model("rope_long", (rope.rotary_dim // 2,))
         yield of_model("rope_short", (rope.rotary_dim // 2,))
     for layer in spec.layers:
-        for role, shape in _layer_shapes(family, spec.hidden_size, layer):
+        for role, shape in _layer_shapes(family, spec.format, spec.hidden_size, layer):
             name = stored_name(spec.format, role, layer.index, family.names)
             if role in EXPERT_ROLES and "*" in name:
                 for expert, expert_role in enumerate(expert_roles(role, layer.mlp)):
@@ -132,10 +68,15 @@ def expert_roles(role: str, mlp: MlpSpec) -> list[str]:
     return [f"{role}.{expert}" for expert in range(mlp.num_experts)]
 
 
-def _layer_shapes(family: Family, hidden: int, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layer_shapes(
+    family: Family, stored_as: CheckpointFormat, hidden: int, layer: LayerSpec
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     if family.norms is not Norms.AFTER:
         yield "attn_norm", (hidden,)
-    yield from _attention_shapes(family, hidden, layer.attention)
+    if layer.attention.kind is AttentionKind.LATENT:
+        yield from _latent_shapes(stored_as, hidden, layer.attention)
+    else:
+        yield from _attention_shapes(family, hidden, layer.attention)
     if family.norms is not Norms.BEFORE:
         yield "attn_post_norm", (hidden,)
     if family.norms is not Norms.AFTER:
@@ -160,6 +101,27 @@ def _attention_shapes(family: Family, hidden: int, attention: AttentionSpec) -> 
     yield "attn_o", (hidden, q_rows)
     if attention.o_bias:
         yield "attn_o_bias", (hidden,)
+
+
+def _latent_shapes(
+    stored_as: CheckpointFormat, hidden: int, attention: AttentionSpec
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    heads, latent, rope = attention.num_heads, attention.latent_dim or 0, attention.rope_head_dim or 0
+    value, still = attention.value_dim or 0, attention.head_dim - rope
+    if attention.q_latent_dim is None:
+        yield "attn_q", (heads * attention.head_dim, hidden)
+    else:
+        yield "attn_q_a", (attention.q_latent_dim, hidden)
+        yield "attn_q_a_norm", (attention.q_latent_dim,)
+        yield "attn_q_b", (heads * attention.head_dim, attention.q_latent_dim)
+    yield "attn_kv_a", (latent + rope, hidden)
+    yield "attn_kv_a_norm", (latent,)
+    if stored_as is CheckpointFormat.GGUF:
+        yield "attn_k_b", (heads, latent, still)
+        yield "attn_v_b", (heads, value, latent)
+    else:
+        yield "attn_kv_b", (heads * (still + value), latent)
+    yield "attn_o", (hidden, heads * value)
 
 
 def _mlp_shapes(family: Family, hidden: int, mlp: MlpSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

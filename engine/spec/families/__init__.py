@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from engine.errors import UnsupportedFormat
-from engine.spec.families import gemma, glm, gpt_oss, granite, llama, mixtral, olmo, phi
+from engine.spec.families import deepseek, gemma, glm, gpt_oss, granite, llama, mixtral, olmo, phi
 from engine.spec.family import Family
 from engine.spec.model_spec import CheckpointFormat
 
@@ -18,6 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     *phi.FAMILIES,
     *glm.FAMILIES,
     *gpt_oss.FAMILIES,
+    *deepseek.FAMILIES,
 )
 
 _BY_KEY = {family.key: family for family in FAMILIES}

@@ -61,6 +61,8 @@ def test_kernels_names_every_plain_op_and_each_weight_kind_once() -> None:
         "gelu_mul",
         "route",
         "experts",
+        "latent_write",
+        "paged_latent_attention",
         "pick_greedy",
         "rope_kv_write",
         "prompt_attention",

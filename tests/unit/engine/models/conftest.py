@@ -13,6 +13,7 @@ from engine.batch import ForwardBatch, GroupMeta
 from engine.kernels import registry
 from engine.models import Model, load_model
 from engine.spec import read_spec
+from engine.spec.model_spec import AttentionKind
 
 PAGE_TOKENS = 4
 
@@ -24,9 +25,10 @@ class PagedHarness:
         self.model = model
         layers = model.spec.layers
         attention = layers[0].attention
-        flat = torch.full(
-            (num_pages, len(layers), 2, attention.num_kv_heads, PAGE_TOKENS, attention.head_dim), torch.nan
-        )
+        planes, heads, dim = 2, attention.num_kv_heads, attention.head_dim
+        if attention.kind is AttentionKind.LATENT:
+            planes, heads, dim = 1, 1, attention.kv_elements_per_token()
+        flat = torch.full((num_pages, len(layers), planes, heads, PAGE_TOKENS, dim), torch.nan)
         self.views = [flat[:, i] for i in range(len(layers))]
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
         self.free = order.tolist()

@@ -71,6 +71,14 @@ GPT_OSS = EXPERTS | {
     "sliding_window": 9,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+LATENT = GROUPED | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+}
 HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -136,6 +144,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss-yarn": (
         "GptOss",
         GPT_OSS | {"rope_parameters": YARN_ROPE | {"factor": 32.0, "beta_fast": 32.0, "truncate": False}},
+    ),
+    "deepseek_v2": ("DeepseekV2", LATENT | {"n_group": None, "topk_group": None, "topk_method": "greedy"}),
+    "deepseek_v2-groups": ("DeepseekV2", LATENT | {"topk_method": "group_limited_greedy", "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", LATENT),
+    "deepseek_v3-yarn": (
+        "DeepseekV3",
+        LATENT | {"q_lora_rank": None, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 0.7}},
     ),
     "glm4_moe-plain": ("Glm4Moe", GROUPED | {"head_dim": 16, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
 }

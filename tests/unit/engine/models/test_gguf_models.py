@@ -147,6 +147,19 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
         "self_attn.sinks": "attn_sinks.weight",
         "post_attention_layernorm": "post_attention_norm",
     },
+    "deepseek2": {
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.k_b_proj": "attn_k_b",
+        "self_attn.v_b_proj": "attn_v_b",
+        "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+        "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_experts.up_proj": "ffn_up_shexp",
+        "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    },
     "glm4": {
         "mlp.gate_up_proj": "ffn_up",
         "post_attention_layernorm": "ffn_norm",
@@ -187,6 +200,11 @@ def stored_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
         if model.config.model_type == "gpt_oss" and "mlp.experts" in name:
             yield from gpt_oss_experts(name, parameter.data)
+        elif name.endswith("kv_b_proj.weight"):
+            both = parameter.data.view(model.config.num_attention_heads, -1, parameter.shape[1])
+            keys, values = both.split([model.config.qk_nope_head_dim, model.config.v_head_dim], dim=1)
+            yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+            yield name.replace("kv_b_proj", "v_b_proj"), values
         elif name.endswith("experts.gate_up_proj"):
             gate, up = parameter.data.chunk(2, dim=1)
             yield name.replace("gate_up_proj", "gate_proj.weight"), gate
@@ -216,6 +234,15 @@ OTHER_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 8.0,
         "rope.scaling.original_context_length": 32,
     },
+    "deepseek2": {
+        "attention.kv_lora_rank": 32,
+        "attention.key_length_mla": 40,
+        "attention.value_length_mla": 16,
+        "rope.dimension_count": 8,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.7,
+    },
     "glm4": {"rope.dimension_count": 8},
     "glm4moe": {
         "rope.dimension_count": 8,
@@ -238,13 +265,15 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
     writer.add_block_count(config.num_hidden_layers + (architecture == "glm4moe"))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    latent = getattr(config, "kv_lora_rank", None)  # as seen by attention that reads the compressed rows
+    writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
+    writer.add_key_length(latent + config.qk_rope_head_dim if latent else config.head_dim)
+    writer.add_value_length(latent or config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
-    for key, value in OTHER_KEYS.get(architecture, {}).items():
+    more = getattr(config, "stated_besides", {})
+    for key, value in (OTHER_KEYS.get(architecture, {}) | more).items():
         {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool}[type(value)](
             f"{architecture}.{key}", value
         )
@@ -258,8 +287,9 @@ def write_gguf(path: Path, model: Any, architecture: str, matrix_type: gguf.GGML
             writer.add_tensor(f"rope_factors_{length}.weight", divisors)
     if architecture == "glm4moe":  # what is there for speculation is not looked at
         writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((4, 32), dtype=np.float32))
-    if hasattr(config, "num_local_experts"):
-        writer.add_expert_count(config.num_local_experts)
+    count = getattr(config, "num_local_experts", None) or getattr(config, "n_routed_experts", None)
+    if count:
+        writer.add_expert_count(count)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -304,6 +334,20 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LATENT = {
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
 HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Llama", "llama", "F32", {}),
@@ -320,6 +364,42 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "qwen3moe",
         "Q4_0",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    (
+        "DeepseekV2",
+        "deepseek2",
+        "Q8_0",
+        LATENT | {"topk_method": "greedy", "q_lora_rank": None, "stated_besides": {}},
+    ),
+    (
+        "DeepseekV3",
+        "deepseek2",
+        "Q8_0",
+        LATENT
+        | {
+            "q_lora_rank": 32,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+            },
+            "stated_besides": {
+                "attention.q_lora_rank": 32,
+                "expert_gating_func": 2,
+                "expert_weights_norm": True,
+                "expert_group_count": 2,
+                "expert_group_used_count": 1,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.yarn_log_multiplier": 0.07,
+            },
+        },
     ),
     *(
         (
