@@ -45,4 +45,6 @@ def implementations() -> Iterable[Implementation]:
     yield offer("pick_greedy", on_gpu, "greedy")
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
     yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
+    run, pack = (Deferred("engine.kernels.triton.experts", name) for name in ("experts", "pack"))
+    yield Implementation("experts", "triton", PRIORITY, for_plain_weights, run, pack, "grouped")
     yield offer("paged_attention", for_pages, "attention")

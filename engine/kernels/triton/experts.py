@@ -1,0 +1,297 @@
+"""Experts: rows sorted by expert and multiplied in tiles, or for a few tokens each (token, expert) pair by itself.
+
+Nothing is asked of the host: grids are upper bounds and programs beyond the work return at once, so a step can be
+captured. A row's result depends on its own token and experts alone; a token's experts are added in their order.
+Forms: plain weights of the activations' type. `pairs` are (token, choice), P = T * A of them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.quant.expert_stack import ExpertStack
+
+FEW_PAIRS = 32  # up to here a weight's row is read once a pair, which L2 absorbs
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
+
+
+@triton.jit
+def _gated(gate, up, ACTIVATION: tl.constexpr):
+    if ACTIVATION == 0:
+        result = gate * tl.sigmoid(gate) * up
+    elif ACTIVATION == 1:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        result = gate * tl.sigmoid(2.0 * inner) * up  # 0.5 (1 + tanh x) = sigmoid(2x)
+    else:
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        result = gate * tl.sigmoid(1.702 * gate) * (up + 1.0)
+    return result
+
+
+@triton.jit
+def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr):
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    found = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_pairs, BLOCK):
+        here = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1)
+        found += (here == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, axis=0))
+
+
+@triton.jit
+def _scan_kernel(counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    mask = lanes < num_experts
+    count = tl.load(counts + lanes, mask=mask, other=0)
+    tl.store(starts + lanes, tl.cumsum(count, axis=0) - count, mask=mask)
+    tl.store(tile_ends + lanes, tl.cumsum((count + BLOCK_M - 1) // BLOCK_M, axis=0), mask=mask)
+
+
+@triton.jit
+def _place_kernel(ids, starts, order, num_pairs, BLOCK: tl.constexpr):
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    at = tl.load(starts + expert)
+    for start in range(0, num_pairs, BLOCK):
+        mine = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1) == expert
+        rank = tl.cumsum(mine.to(tl.int32), axis=0)
+        tl.store(order + at + rank - 1, start + lanes, mask=mine)
+        at += tl.sum(mine.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, STEPS: tl.constexpr):
+    """The expert of this tile (num_experts: none), its rows in sorted order, which exist, and their pairs."""
+    tile = tl.program_id(0)
+    low = 0
+    high = num_experts
+    for _ in range(STEPS):
+        if low < high:
+            middle = (low + high) // 2
+            if tl.load(tile_ends + middle) <= tile:
+                low = middle + 1
+            else:
+                high = middle
+    expert = low
+    safe = tl.minimum(expert, num_experts - 1)
+    count = tl.load(counts + safe)
+    tiles_before = tl.load(tile_ends + safe) - (count + BLOCK_M - 1) // BLOCK_M
+    local = (tile - tiles_before) * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = (local < count) & (expert < num_experts)
+    rows = tl.load(starts + safe) + local
+    pairs = tl.load(order + rows, mask=exists, other=0)
+    return expert, rows, exists, pairs
+
+
+@triton.jit
+def _gate_up_kernel(
+    x, weight, bias, inner, order, counts, starts, tile_ends, num_experts, width, depth,
+    CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    if expert >= num_experts:
+        return
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = n < width
+    lanes = tl.arange(0, BLOCK_K)
+    x_rows = x + (pairs // CHOICES).to(tl.int64)[:, None] * depth
+    gate_rows = weight + (expert.to(tl.int64) * 2 * width + n)[None, :] * depth
+    up_rows = gate_rows + width.to(tl.int64) * depth
+    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, depth, BLOCK_K):
+        k = start + lanes
+        in_k = k < depth
+        a = tl.load(x_rows + k[None, :], mask=exists[:, None] & in_k[None, :], other=0.0)
+        w = tl.load(gate_rows + k[:, None], mask=in_k[:, None] & in_n[None, :], other=0.0)
+        gate = tl.dot(a, w, gate)
+        w = tl.load(up_rows + k[:, None], mask=in_k[:, None] & in_n[None, :], other=0.0)
+        up = tl.dot(a, w, up)
+    if HAS_BIAS:
+        gate += tl.load(bias + expert * 2 * width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + expert * 2 * width + width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
+    value = _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty)
+    at = inner + rows.to(tl.int64)[:, None] * width + n[None, :]
+    tl.store(at, value, mask=exists[:, None] & in_n[None, :])
+
+
+@triton.jit
+def _down_kernel(
+    inner, weight, bias, pair_weights, parts, order, counts, starts, tile_ends, num_experts, width, depth,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    if expert >= num_experts:
+        return
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = n < width
+    lanes = tl.arange(0, BLOCK_K)
+    a_rows = inner + rows.to(tl.int64)[:, None] * depth
+    w_rows = weight + (expert.to(tl.int64) * width + n)[None, :] * depth
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, depth, BLOCK_K):
+        k = start + lanes
+        in_k = k < depth
+        a = tl.load(a_rows + k[None, :], mask=exists[:, None] & in_k[None, :], other=0.0)
+        w = tl.load(w_rows + k[:, None], mask=in_k[:, None] & in_n[None, :], other=0.0)
+        acc = tl.dot(a, w, acc)
+    if HAS_BIAS:
+        acc += tl.load(bias + expert * width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
+    acc *= tl.load(pair_weights + pairs, mask=exists, other=0.0)[:, None]
+    at = parts + pairs.to(tl.int64)[:, None] * width + n[None, :]
+    tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & in_n[None, :])
+
+
+@triton.jit
+def _few_gate_up_kernel(
+    x, weight, bias, inner, ids, width, depth,
+    CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0)
+    expert = tl.load(ids + pair).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = n < width
+    lanes = tl.arange(0, BLOCK_K)
+    gate_rows = weight + (expert * 2 * width + n)[:, None] * depth
+    up_rows = gate_rows + width.to(tl.int64) * depth
+    row = x + (pair // CHOICES).to(tl.int64) * depth
+    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for start in range(0, depth, BLOCK_K):
+        k = start + lanes
+        in_k = k < depth
+        mask = in_n[:, None] & in_k[None, :]
+        a = tl.load(row + k, mask=in_k, other=0.0).to(tl.float32)[None, :]
+        gates += a * tl.load(gate_rows + k[None, :], mask=mask, other=0.0).to(tl.float32)
+        ups += a * tl.load(up_rows + k[None, :], mask=mask, other=0.0).to(tl.float32)
+    gate, up = tl.sum(gates, axis=1), tl.sum(ups, axis=1)
+    if HAS_BIAS:
+        gate += tl.load(bias + expert * 2 * width + n, mask=in_n, other=0.0).to(tl.float32)
+        up += tl.load(bias + expert * 2 * width + width + n, mask=in_n, other=0.0).to(tl.float32)
+    tl.store(inner + pair * width + n, _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty), mask=in_n)
+
+
+@triton.jit
+def _few_down_kernel(
+    inner, weight, bias, pair_weights, out, ids, width, depth,
+    CHOICES: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A token's output columns over all its experts, one after the other."""
+    token = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = n < width
+    lanes = tl.arange(0, BLOCK_K)
+    total = tl.zeros([BLOCK_N], tl.float32)
+    for choice in range(CHOICES):
+        pair = token * CHOICES + choice
+        expert = tl.load(ids + pair).to(tl.int64)
+        share = tl.load(pair_weights + pair)
+        w_rows = weight + (expert * width + n)[:, None] * depth
+        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for start in range(0, depth, BLOCK_K):
+            k = start + lanes
+            in_k = k < depth
+            a = tl.load(inner + pair * depth + k, mask=in_k, other=0.0).to(tl.float32)[None, :]
+            acc += a * tl.load(w_rows + k[None, :], mask=in_n[:, None] & in_k[None, :], other=0.0).to(tl.float32)
+        value = tl.sum(acc, axis=1)
+        if HAS_BIAS:
+            value += tl.load(bias + expert * width + n, mask=in_n, other=0.0).to(tl.float32)
+        total += value * share
+    tl.store(out + token.to(tl.int64) * width + n, total.to(out.dtype.element_ty), mask=in_n)
+
+
+def pack(stack: ExpertStack) -> ExpertStack:
+    assert isinstance(stack.weight, torch.Tensor), "only plain weights are offered these kernels"
+    return ExpertStack(stack.weight.contiguous(), stack.num_experts)
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: ExpertStack,
+    down: ExpertStack,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """Shapes and meaning as reference_experts.experts."""
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    if x.shape[0] == 0:
+        return torch.empty_like(x)
+    run = _few if ids.numel() <= FEW_PAIRS else _many
+    return run(x, ids, weights, gate_up, down, gate_up_bias, down_bias, ACTIVATIONS[activation])
+
+
+def _few(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: ExpertStack,
+    down: ExpertStack,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: int,
+) -> torch.Tensor:
+    tokens, depth = x.shape
+    choices, width = ids.shape[1], gate_up.rows // 2
+    inner = torch.empty(tokens * choices, width, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x)
+    _few_gate_up_kernel[(tokens * choices, triton.cdiv(width, 4))](
+        x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner, ids, width, depth,
+        choices, activation, gate_up_bias is not None, 4, 512, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _few_down_kernel[(tokens, triton.cdiv(depth, 4))](
+        inner, down.weight, down.weight if down_bias is None else down_bias, weights, out, ids, depth, width,
+        choices, down_bias is not None, 4, min(512, triton.next_power_of_2(width)), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def _many(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: ExpertStack,
+    down: ExpertStack,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: int,
+) -> torch.Tensor:
+    tokens, depth = x.shape
+    pairs, count, width = ids.numel(), gate_up.num_experts, gate_up.rows // 2
+    block_m = tile_rows(pairs, count)
+    ints = torch.empty(pairs + 3 * count, dtype=torch.int32, device=x.device)
+    order, counts, starts, tile_ends = ints.split([pairs, count, count, count])
+    block = min(4096, max(16, triton.next_power_of_2(pairs)))
+    _count_kernel[(count,)](ids, counts, pairs, block, num_warps=4)
+    _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, triton.next_power_of_2(count), num_warps=1)
+    _place_kernel[(count,)](ids, starts, order, pairs, block, num_warps=4)
+    inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
+    parts = torch.empty(pairs, depth, dtype=torch.float32 if x.dtype == torch.float32 else x.dtype, device=x.device)
+    tiles = min(pairs, pairs // block_m + count)
+    steps = count.bit_length() + 1
+    block_n, block_k, warps, stages = (64, 128, 4, 3) if block_m <= 32 else (128, 64, 8, 3)
+    _gate_up_kernel[(tiles, triton.cdiv(width, block_n))](
+        x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
+        order, counts, starts, tile_ends, count, width, depth, ids.shape[1], activation, gate_up_bias is not None,
+        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    _down_kernel[(tiles, triton.cdiv(depth, block_n))](
+        inner, down.weight, down.weight if down_bias is None else down_bias, weights, parts,
+        order, counts, starts, tile_ends, count, depth, width, down_bias is not None,
+        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return parts.view(tokens, ids.shape[1], depth).sum(dim=1)
+
+
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile: about what an expert has on average, so that few tiles are mostly empty."""
+    average = pairs / experts
+    return 16 if average <= 16 else 32 if average <= 48 else 64 if average <= 128 else 128

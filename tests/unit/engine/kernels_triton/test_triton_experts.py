@@ -1,0 +1,64 @@
+"""The Triton experts against the plain torch truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: `make test` installs it for these tests")
+
+from engine.kernels import reference_experts
+from engine.kernels.triton import experts as triton_experts
+from engine.quant.expert_stack import ExpertStack
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 3e-3 if DEVICE == "cuda" else 2e-5, torch.bfloat16: 2e-2}
+DTYPES = [torch.float32] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+
+
+def case(tokens: int, dtype: torch.dtype, *, experts: int = 6, choices: int = 2, hidden: int = 40, inner: int = 24):
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, hidden, device=DEVICE).to(dtype)
+    scores = torch.randn(tokens, experts, device=DEVICE)
+    scores[:, 3] -= 100.0  # an expert nobody asks for
+    ids, weights = reference_experts.route(scores, choices)
+    gate_up = ExpertStack((torch.randn(experts * 2 * inner, hidden, device=DEVICE) * 0.2).to(dtype), experts)
+    down = ExpertStack((torch.randn(experts * hidden, inner, device=DEVICE) * 0.2).to(dtype), experts)
+    return x, ids, weights, gate_up, down
+
+
+def error_of(got: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((got.double() - truth.double()).norm() / truth.double().norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 70])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_match_the_reference(dtype, tokens, activation, bias):
+    arguments = case(tokens, dtype)
+    biases = (None, None)
+    if bias:
+        biases = (torch.randn(6, 48, device=DEVICE).to(dtype), torch.randn(6, 40, device=DEVICE).to(dtype))
+    truth = reference_experts.experts(*arguments, *biases, activation)
+    got = triton_experts.experts(*arguments, *biases, activation)
+    assert error_of(got, truth) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_a_token_does_not_depend_on_the_others_of_its_form(tokens):
+    x, ids, weights, gate_up, down = case(tokens, torch.float32)
+    whole = triton_experts.experts(x, ids, weights, gate_up, down)
+    turned = triton_experts.experts(x.flip(0), ids.flip(0), weights.flip(0), gate_up, down)
+    if DEVICE == "cuda":
+        assert torch.equal(whole, turned.flip(0))
+    else:  # the interpreter multiplies with a host library, whose sums depend on where a row stands
+        assert error_of(whole, turned.flip(0)) < 1e-6
+
+
+def test_every_token_to_one_expert_and_no_tokens():
+    x, ids, weights, gate_up, down = case(50, torch.float32)
+    ids = torch.stack([torch.full((50,), 2), torch.full((50,), 4)], dim=1).to(torch.int32).to(DEVICE)
+    truth = reference_experts.experts(x, ids, weights, gate_up, down)
+    assert error_of(triton_experts.experts(x, ids, weights, gate_up, down), truth) < TOLERANCE[torch.float32]
+    assert triton_experts.experts(x[:0], ids[:0], weights[:0], gate_up, down).shape == (0, 40)
