@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import structlog
+from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from daemon.api.errors import WireError, foreign_error, route_error, wire_error
 from daemon.api.exchange import ClientGone, Exchange, Receive, RouteRefusal, Scope, Send
@@ -31,7 +32,11 @@ class PublicApp:
             await send({"type": "websocket.close", "code": 1000})
             return
         exchange = Exchange(scope, receive, send, self.services)
-        found = self.table.find(scope["method"], scope["path"])
+        # whatever is logged on the request's way names it
+        with bound_contextvars(tenant=None, request_id=exchange.request_id):
+            await self._answer(exchange, self.table.find(scope["method"], scope["path"]))
+
+    async def _answer(self, exchange: Exchange, found: Found) -> None:
         try:
             await self._handle(exchange, found)
         except ClientGone:
@@ -41,7 +46,7 @@ class PublicApp:
         except BayardError as error:
             await exchange.refuse(wire_error(error))
         except Exception:  # the border of a request: it ends here, once, and the next one is served
-            log.exception("request_broke", request_id=exchange.request_id, path=found.route and found.route.template)
+            log.exception("request_broke", path=found.route and found.route.template)
             if exchange.status is None:
                 await exchange.refuse(foreign_error())
             elif not exchange.ended:  # only a stream is begun before it is complete
@@ -55,6 +60,7 @@ class PublicApp:
             raise RouteRefusal(_no_route(exchange.scope, found))
         if found.route.auth is AuthRule.KEY:
             exchange.principal = self.services.tenants.authenticate(_secret(exchange))
+            bind_contextvars(tenant=exchange.principal.tenant_name)
         exchange.path_tail = found.tail
         await found.route.handler(exchange)
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import structlog
 
 from daemon.api.exchange import duration
 from daemon.api.http import PublicApp
@@ -194,9 +195,15 @@ async def test_foreign_exception_shows_nothing_and_the_next_request_is_served(
     def break_down(model: str) -> None:
         raise RuntimeError("secret inside")
 
-    with monkeypatch.context() as patched:
+    with (
+        monkeypatch.context() as patched,
+        structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logged,
+    ):
         patched.setattr(services.router, "replica_for", break_down)
         response = await http.post(CHAT, json=GOOD)
+    (broke,) = [line for line in logged if line["event"] == "request_broke"]
+    assert broke["request_id"] == response.headers["x-request-id"]
+    assert broke["tenant"] == "demo"
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"
     assert "secret" not in response.text
