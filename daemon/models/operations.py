@@ -1,4 +1,4 @@
-"""Long work on models that a client started and looks at later: its progress, its end, and a way to cancel it."""
+"""Long work that a client started and looks at later: its progress, its end, and a way to cancel it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OperationState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Operation:
     id: str
-    kind: str  # "import", "verify"
+    kind: str  # "import", "verify", "calibrate"
     subject: str
     state: OperationState
     started_at: datetime
@@ -96,7 +96,7 @@ class Operations:
         return operation
 
     def close(self) -> None:
-        """Cancel what runs and wait for it. Blocks: for one chunk of copying."""
+        """Cancel what runs and wait for it. Blocks: for one chunk of copying, or a moment of measuring."""
         self._closing = True
         self._threads.shutdown(wait=True, cancel_futures=True)
 

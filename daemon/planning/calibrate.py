@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ import msgspec
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.datasheet import shipped_rates
 from daemon.planning.rates import MEASURED, DeviceRates, KindRate
-from engine.errors import HardwareError
+from engine.errors import Conflict, HardwareError
 
 DEFAULT_SECONDS = 15.0
 COMMON_KINDS = ("Q4_K", "Q8_0", "BF16", "F32", "Q6_K", "Q4_0")
+_LOOK_S = 0.2  # how soon a cancelled calibration ends
 _START_ALLOWANCE_S = 45.0  # importing torch on a slow disk, and the probe's last measurement
 
 
@@ -35,32 +37,55 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: list[str]
 
 
-def measure(budget: DeviceBudget, threads: int, seconds: float, first_kinds: Sequence[str] = ()) -> DeviceRates:
+def never() -> bool:
+    return False
+
+
+def measure(
+    budget: DeviceBudget,
+    threads: int,
+    seconds: float,
+    first_kinds: Sequence[str] = (),
+    cancelled: Callable[[], bool] = never,
+) -> DeviceRates:
     """Measure one device; kinds of weights named first are the last to be left out when time runs short.
 
-    Blocks: for about `seconds`, in which nothing else should compute.
-    Raises: HardwareError with the probe's last line.
+    Blocks: for about `seconds`, in which nothing else should compute; a moment once cancelled() is true.
+    Raises: HardwareError with the probe's last line; Conflict when cancelled.
     """
     command = [sys.executable, "-m", "engine.calibrate", "--device", budget.device]
     command += ["--threads", str(threads), "--seconds", str(seconds)]
     if first_kinds:
         command += ["--kinds", ",".join(first_kinds)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds + _START_ALLOWANCE_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
+    status, printed, complaints = _run(command, budget.device, seconds + _START_ALLOWANCE_S, cancelled)
+    if status != 0:
+        last = (complaints.strip().splitlines() or ["no output"])[-1]
         raise HardwareError(
-            f"calibrating {budget.device} took more than {seconds + _START_ALLOWANCE_S:.0f} s.",
-            "Try again when the machine is idle; shipped rates are used until then.",
-        ) from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise HardwareError(
-            f"the probe of {budget.device} ended with status {done.returncode}: {last}",
+            f"the probe of {budget.device} ended with status {status}: {last}",
             "`bayard doctor` checks the installation; shipped rates are used until then.",
         )
-    return rates_from_probe(json.loads(done.stdout.splitlines()[-1]), budget)
+    return rates_from_probe(json.loads(printed.splitlines()[-1]), budget)
+
+
+def _run(command: list[str], device: str, limit_s: float, cancelled: Callable[[], bool]) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error); the process is gone in any case."""
+    limit_mono = time.monotonic() + limit_s
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
+        try:
+            while True:
+                try:
+                    printed, complaints = probe.communicate(timeout=_LOOK_S)
+                    return probe.returncode, printed, complaints
+                except subprocess.TimeoutExpired:
+                    if cancelled():
+                        raise Conflict(f"cancelled while measuring {device}.", "Nothing was kept.") from None
+                    if time.monotonic() > limit_mono:
+                        raise HardwareError(
+                            f"calibrating {device} took more than {limit_s:.0f} s.",
+                            "Try again when the machine is idle; shipped rates are used until then.",
+                        ) from None
+        finally:
+            probe.kill()
 
 
 def rates_from_probe(printed: dict[str, Any], budget: DeviceBudget) -> DeviceRates:

@@ -10,7 +10,7 @@ from daemon.events import EventLog
 from daemon.models.record import ModelRecord
 from daemon.models.registry import ModelRegistry
 from daemon.planning.budget import Claim
-from daemon.planning.calibrate import COMMON_KINDS, measure
+from daemon.planning.calibrate import COMMON_KINDS, measure, never
 from daemon.planning.fit import FitModel
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
@@ -183,11 +183,13 @@ class PlanningDesk:
                 self._plans.delete(plan.name, even_default=True)
         return [plan.name for plan in using]
 
-    def calibrate(self, seconds: float, device: str | None = None) -> list[DeviceRates]:
+    def calibrate(
+        self, seconds: float, device: str | None = None, cancelled: Callable[[], bool] = never
+    ) -> list[DeviceRates]:
         """Measure every usable device, or one, within `seconds` together, and keep the rates.
 
-        Blocks: for about that long.
-        Raises: NotFound for a device that is not here; HardwareError when the probe fails.
+        Blocks: for about that long; a moment once cancelled() is true.
+        Raises: NotFound for a device that is not here; HardwareError when the probe fails; Conflict when cancelled.
         """
         budgets = [b for b in self.planner().budgets if b.unusable is None and device in (None, b.device)]
         if not budgets:
@@ -198,7 +200,7 @@ class PlanningDesk:
         found = []
         for budget in budgets:
             threads = self._settings.workers.threads or budget.cores
-            rates = measure(budget, threads, seconds / len(budgets), kinds)
+            rates = measure(budget, threads, seconds / len(budgets), kinds, cancelled)
             self._measurements.save_rates(rates)
             read = f"reads {rates.read_bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:,.0f} GFLOP/s"
             self._events.publish(

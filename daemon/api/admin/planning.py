@@ -109,7 +109,8 @@ async def post_calibration(services: Services, caller: Operator, body: Calibrate
 
     def work(report: Report, cancelled: Cancelled) -> dict[str, Any]:
         report(ImportProgress("measuring", asked.device or "every device", 0, 0))
-        return {"devices": [rates.to_json() for rates in services.desk.calibrate(asked.seconds, asked.device)]}
+        found = services.desk.calibrate(asked.seconds, asked.device, cancelled)
+        return {"devices": [rates.to_json() for rates in found]}
 
     operation = services.operations.start("calibrate", asked.device or "machine", work)
     await services.tenants.record(caller.actor, "machine.calibrate", "machine", asked.model_dump())

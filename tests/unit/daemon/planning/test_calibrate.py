@@ -15,7 +15,7 @@ from daemon.planning.datasheet import shipped_rates
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.rates import MEASURED, SHIPPED, DeviceRates
-from engine.errors import HardwareError
+from engine.errors import Conflict, HardwareError
 from tests.fakes.planned_models import cpu_machine, gpu, gpu_machine
 
 (CPU,) = budgets_of(cpu_machine(16), EngineInstall.full())
@@ -69,6 +69,13 @@ def test_probe_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_START_ALLOWANCE_S", 0.01)
     with pytest.raises(HardwareError, match="took more than"):
         measure(CPU, 1, 0.01)
+
+
+def test_probe_that_is_cancelled_is_ended_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(Conflict, match="cancelled while measuring cpu"):
+        measure(CPU, 1, 60.0, cancelled=lambda: True)
+    assert time.monotonic() - began < 10
 
 
 def test_shipped_rates_follow_cores_vector_units_and_datasheets() -> None:
