@@ -267,8 +267,8 @@ def _many(
     tokens, depth = x.shape
     pairs, count, width = ids.numel(), gate_up.num_experts, gate_up.rows // 2
     block_m = tile_rows(pairs, count)
-    ints = torch.empty(pairs + 3 * count, dtype=torch.int32, device=x.device)
-    order, counts, starts, tile_ends = ints.split([pairs, count, count, count])
+    order = torch.empty(pairs, dtype=torch.int32, device=x.device)
+    counts, starts, tile_ends = torch.empty(3, count, dtype=torch.int32, device=x.device).unbind()
     block = min(4096, max(16, triton.next_power_of_2(pairs)))
     _count_kernel[(count,)](ids, counts, pairs, block, num_warps=4)
     _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, triton.next_power_of_2(count), num_warps=1)
