@@ -13,9 +13,10 @@ from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
+from engine.quant.block_fp8 import from_block_scales
 from engine.quant.quant_tensor import QuantTensor
 from engine.spec.model_spec import ModelSpec, TensorInfo
-from engine.spec.tensor_table import Role, tensor_table
+from engine.spec.tensor_table import FP8, Role, tensor_table
 
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
 Progress = Callable[[int, int], None]  # done bytes, total bytes
@@ -39,9 +40,11 @@ class MappedCheckpoint:
         return role in self.table
 
     def matrix(self, name: str, layer: int | None = None) -> Weight:
-        """A weight as it is stored, a view of the file; a stack of matrices as one."""
+        """A weight as it is stored, a view of the file; a stack of matrices as one. FP8 is put in rows of blocks."""
         info = self.table[name, layer]
         raw = self._bytes(info)
+        if info.dtype == FP8:
+            return from_block_scales(raw.view(info.shape), self._scale(name, layer), info.name)
         dtype = PLAIN_DTYPES.get(info.dtype)
         if dtype is None:
             rows = prod(info.shape[:-1])
@@ -49,6 +52,11 @@ class MappedCheckpoint:
         if raw.storage_offset() % dtype.itemsize:
             raw = raw.clone()  # safetensors does not promise alignment, views need it
         return raw.view(dtype).view((-1, info.shape[-1]) if len(info.shape) > 1 else info.shape)
+
+    def _scale(self, name: str, layer: int | None) -> Tensor:
+        scale = self.matrix(f"{name}_scale", layer)
+        assert isinstance(scale, Tensor)
+        return scale
 
     def vector(self, name: str, layer: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
         """A norm or bias, copied to its device and type."""

@@ -13,7 +13,7 @@ from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDT
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
 from engine.spec.rope_fields import hf_rope
 from engine.spec.safetensors_header import read_safetensors_header
-from engine.spec.tensor_table import tensor_table
+from engine.spec.tensor_table import FP8_BLOCK, tensor_table
 
 MAX_JSON_BYTES = 1 << 24
 MAX_NEXT = 8  # layers for speculation
@@ -25,9 +25,7 @@ def hf_spec(folder: Path) -> ModelSpec:
     """Read config.json and the safetensors headers. Raises: UnsupportedFormat, ConfigError."""
     config = Fields(_json(folder / "config.json"), f"{folder.name}/config.json")
     family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
-    quantised = config.section("quantization_config")
-    if quantised is not None and quantised.text("quant_method", "") not in family.quantisations:
-        raise config.refuse("quantization_config", "an unquantised checkpoint, or a GGUF file,")
+    _check_quantisation(config, family)
     gates = ACTIVATIONS[family.activation]
     config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])
     files = _files(folder)
@@ -68,6 +66,19 @@ def _architecture(config: Fields) -> str:
         return stated[0]
     kind = config.text("model_type")
     return next((f.hf_architectures[0] for f in FAMILIES if f.key == kind), kind)
+
+
+def _check_quantisation(config: Fields, family: Family) -> None:
+    stated = config.section("quantization_config")
+    if stated is None:
+        return
+    if stated.text("quant_method", "") not in family.quantisations:
+        works = " or ".join(f"quant_method {name}" for name in family.quantisations)
+        raise config.refuse("quantization_config", f"an unquantised checkpoint, {works or 'or a GGUF file'},")
+    if stated.text("quant_method") == "fp8":
+        stated.one_of("fmt", ("e4m3",), "e4m3")
+        if stated.wholes("weight_block_size", 1, MAX_WIDTH) != (FP8_BLOCK, FP8_BLOCK):
+            raise stated.refuse("weight_block_size", f"[{FP8_BLOCK}, {FP8_BLOCK}]")
 
 
 def _shape(config: Fields, family: Family, max_context: int) -> DecoderShape:

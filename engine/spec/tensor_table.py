@@ -24,6 +24,7 @@ from engine.spec.tensor_names import stored_name
 
 Role = tuple[str, int | None]  # what a tensor is for, and its layer
 
+FP8, FP8_BLOCK = "F8_E4M3", 128  # rows and columns that share a multiplier
 EXPERT_ROLES = ("experts_gate", "experts_up", "experts_down")
 DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)  # stored by old exporters, computed from the configuration by everyone
 
@@ -177,7 +178,11 @@ def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
             if expected.required:
                 raise _missing(spec, expected)
             continue
-        _check(spec, expected, info)
+        scale = stored.pop(f"{expected.name}_scale_inv", None) if info.dtype == FP8 else None
+        if scale is None:
+            _check(spec, expected, info)
+        else:
+            table[f"{expected.role[0]}_scale", expected.role[1]] = _checked_scale(spec, expected, info, scale)
         if expected.required:  # a tied head that is stored all the same repeats the embedding
             table[expected.role] = info
     left = [name for name in stored if not name.endswith(DERIVED_SUFFIXES)]
@@ -211,6 +216,19 @@ def _check(spec: ModelSpec, expected: Expected, info: TensorInfo) -> None:
             f"{spec.name} stores {info.name} as {info.dtype}; {', '.join(allowed)} can be computed with.",
             "Import a checkpoint quantised to one of these types, for example Q4_K_M or Q8_0.",
         )
+
+
+def _checked_scale(spec: ModelSpec, expected: Expected, info: TensorInfo, scale: TensorInfo) -> TensorInfo:
+    """The multipliers of an FP8 matrix, one a block."""
+    rows, columns = info.shape if len(info.shape) == 2 else (0, 0)
+    wanted = (-(-rows // FP8_BLOCK), columns // FP8_BLOCK)
+    if info.shape != expected.shape or scale.shape != wanted or scale.dtype != "F32" or columns % FP8_BLOCK:
+        raise UnsupportedFormat(
+            f"{spec.name} has {info.name} as {list(info.shape)} with {scale.dtype} multipliers {list(scale.shape)}; "
+            f"{list(expected.shape)} with F32 {list(wanted)} is needed, of rows that divide by {FP8_BLOCK}.",
+            "The configuration and the weights do not belong together: download or convert both again.",
+        )
+    return scale
 
 
 def _some(names: Iterable[str]) -> str:
