@@ -15,7 +15,7 @@ from admin_tui.errors import ConsoleError, Mismatch, Refused, TimedOut, Unreacha
 T = TypeVar("T", bound=msgspec.Struct)
 
 DEADLINE_S = 2.0
-ACCESS_HINT = "Run the console as root, as the daemon's own user, or as a member of its group."
+ACCESS_HINT = "Run the console as root or as the daemon's own user."
 START_HINT = "Is it running? Try: systemctl status bayard, or start it with: bayard serve"
 
 

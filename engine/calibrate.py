@@ -208,9 +208,7 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
         if cpu_library.absent_reason() is None:
             cpu_library.set_threads(threads)
     dtype = device.default_dtype
-    can = device.capabilities
-    names = ("bf16", "fp8", "triton", "graphs")
-    capabilities = frozenset(name for name in names if getattr(can, name))
+    capabilities = device.capabilities.names()
     bench = Bench(device, seconds)
     slice_s = seconds / 10
     read = read_bytes_per_s(bench, torch_device, slice_s / 2)

@@ -5,6 +5,7 @@ One function ends a request (`_finish`), so each gets exactly one terminal Token
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from engine.scheduler.request import Request, RequestState
 from engine.scheduler.scheduler import ScheduledChunk, Scheduler
 
 MAX_FAILED_STEPS = 3  # in a row; then the worker is not to be trusted
+
+log = logging.getLogger("bayard.engine")
 
 
 class EngineCore:
@@ -192,6 +195,7 @@ class EngineCore:
 
     def _fail_step(self, chunks: list[ScheduledChunk], error: Exception) -> None:
         self._failed_steps += 1
+        log.error("step_failed requests=%d in_a_row=%d", len(chunks), self._failed_steps, exc_info=error)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise WorkerError(
                 f"{self._failed_steps} steps failed in a row, the last with {type(error).__name__}: {error}",

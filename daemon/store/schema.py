@@ -16,7 +16,7 @@ BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by its
 
 
 class Model(Base):
-    """Owner: daemon.models. state: importing, ready, damaged."""
+    """Owner: daemon.models. state: ready, damaged; a model that is being imported has no row yet."""
 
     __tablename__ = "models"
 

@@ -10,7 +10,7 @@ from daemon.tenants.limits import TenantLimits
 
 class Role(StrEnum):
     INFERENCE = "inference"  # may generate
-    ADMIN = "admin"  # may generate and administer
+    ADMIN = "admin"  # may generate; administering goes by the admin socket, which asks for no key
 
 
 @dataclass(frozen=True, slots=True)

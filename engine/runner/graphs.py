@@ -1,8 +1,8 @@
 """Decode steps as replayed device graphs, at bucketed batch sizes.
 
 Sizes are captured in idle time, the largest first since the later ones fit the memory it took, and at the latest when
-a batch needs them. Rows that pad a
-batch read and write the null page and the pool's spare place. Inputs go through one pinned buffer and one copy.
+a batch needs them. Rows that pad a batch read and write the null page and the pool's spare place. Inputs go through one
+pinned buffer and one copy.
 """
 
 from __future__ import annotations

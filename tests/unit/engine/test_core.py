@@ -207,7 +207,7 @@ def test_numerical_fault_ends_that_request_alone():
     assert seen["good"][-1].finish is not FinishReason.ERROR
 
 
-def test_failing_steps_end_their_requests_and_the_third_in_a_row_ends_the_worker():
+def test_failing_steps_end_their_requests_and_the_third_in_a_row_ends_the_worker(caplog):
     class Failing(HashModel):
         def forward(self, batch):
             raise RuntimeError("no kernel for this")
@@ -220,6 +220,7 @@ def test_failing_steps_end_their_requests_and_the_third_in_a_row_ends_the_worker
     core.add(Submit("r2", [1, 2], greedy(2)))
     with pytest.raises(WorkerError, match="3 steps failed in a row"):
         core.step()
+    assert [record.exc_info[0] for record in caplog.records if "step_failed" in record.message] == [RuntimeError] * 3
 
 
 @pytest.mark.parametrize(
