@@ -17,7 +17,9 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="API keys: c
 def create(
     tenant: Annotated[str, typer.Option(help="Name or id of the tenant it is for.")],
     name: Annotated[str, typer.Option(help="What it is for, to tell keys apart.")] = "",
-    role: Annotated[str, typer.Option(help="inference; admin is kept with the key, and grants nothing more yet.")] = "inference",
+    role: Annotated[
+        str, typer.Option(help="inference; admin is kept with the key, and grants nothing more yet.")
+    ] = "inference",
     expires_days: Annotated[float | None, typer.Option(min=0.001, help="Valid for so many days.")] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
