@@ -19,7 +19,7 @@ namespace bayard {
 namespace {
 
 constexpr int kSpins = 3000;  // some 30 to 50 us: most waits within a job, and between the steps of a busy model
-constexpr int kYields = 20;   // then the thread that is waited for may want this very CPU
+constexpr int kRounds = 40;   // of as many spins within a job: a partner that lost its CPU is away for milliseconds
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -37,19 +37,39 @@ void futex_wake(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Waits until *word differs from seen; sleepers is raised while this thread may be asleep.
-void await_change(std::atomic<uint32_t>* word, uint32_t seen, bool spin, std::atomic<uint32_t>* sleepers) {
-  for (int i = 0; spin && i < kSpins; i++) {
-    if (word->load(std::memory_order_acquire) != seen) return;
+bool changes(std::atomic<uint32_t>* word, uint32_t seen) {
+  for (int i = 0; i < kSpins; i++) {
+    if (word->load(std::memory_order_acquire) != seen) return true;
     relax();
   }
-  for (int i = 0; i < kYields; i++) {
-    if (word->load(std::memory_order_acquire) != seen) return;
-    sched_yield();
-  }
+  return false;
+}
+
+// Sleeps until *word differs from seen; sleepers is raised while this thread may be asleep.
+void sleep_until_changed(std::atomic<uint32_t>* word, uint32_t seen, std::atomic<uint32_t>* sleepers) {
   sleepers->fetch_add(1, std::memory_order_seq_cst);
   while (word->load(std::memory_order_seq_cst) == seen) futex_wait(word, seen);
   sleepers->fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Waits for the team. A thread that gives its CPU away on a busy machine gets it back milliseconds later, so it spins on
+// as long as that is worth it; it gives way only where another of the team was last seen on its own CPU.
+void await_team(Shared* shared, std::atomic<uint32_t>* word, uint32_t seen, int rank, int size) {
+  for (int round = 0; shared->spin && round < kRounds; round++) {
+    if (changes(word, seen)) return;
+    const int here = sched_getcpu();
+    for (int other = 0; other < size; other++)
+      if (other != rank && shared->cpu[static_cast<size_t>(other)].load(std::memory_order_relaxed) == here) {
+        sched_yield();
+        break;
+      }
+  }
+  if (!shared->spin)
+    for (int i = 0; i < 10; i++) {
+      if (word->load(std::memory_order_acquire) != seen) return;
+      sched_yield();
+    }
+  sleep_until_changed(word, seen, &shared->sleepers);
 }
 
 std::vector<int> allowed_cpus() {
@@ -108,6 +128,7 @@ int usable_cores() {
 void Team::sync() {
   if (size_ == 1) return;
   const uint32_t round = shared_->round.load(std::memory_order_relaxed);
+  shared_->cpu[static_cast<size_t>(rank_)].store(sched_getcpu(), std::memory_order_relaxed);
   if (shared_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size_)) {
     shared_->arrived.store(0, std::memory_order_relaxed);
     shared_->next.store(0, std::memory_order_relaxed);  // all have seen the end of this phase
@@ -115,7 +136,7 @@ void Team::sync() {
     if (shared_->sleepers.load(std::memory_order_seq_cst) > 0) futex_wake(&shared_->round);
     return;
   }
-  await_change(&shared_->round, round, shared_->spin, &shared_->sleepers);
+  await_team(shared_, &shared_->round, round, rank_, size_);
 }
 
 uint8_t* Team::scratch(int64_t bytes) {
@@ -135,6 +156,8 @@ Pool::Pool(int threads, bool pin) : threads_(threads > 0 ? threads : usable_core
   const std::vector<int> cores = one_cpu_a_core(all);
   const std::vector<int>& cpus = static_cast<int>(cores.size()) >= threads_ ? cores : all;
   shared_.spin = static_cast<int>(all.size()) >= threads_;
+  shared_.cpu = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(threads_));
+  for (int rank = 0; rank < threads_; rank++) shared_.cpu[static_cast<size_t>(rank)].store(-1);
   for (int rank = 1; rank < threads_; rank++) {
     workers_.push_back(std::make_unique<Worker>());
     Worker* worker = workers_.back().get();
@@ -161,7 +184,7 @@ Pool::~Pool() {
 void Pool::loop(Worker* worker) {
   uint32_t seen = 0;
   for (;;) {
-    await_change(&generation_, seen, shared_.spin, &idle_);
+    if (!shared_.spin || !changes(&generation_, seen)) sleep_until_changed(&generation_, seen, &idle_);
     seen = generation_.load(std::memory_order_acquire);
     if (ending_.load()) return;
     if (worker->rank < taking_part_) {
@@ -193,7 +216,7 @@ void Pool::run(Job job, void* context, int want) {
   job(team, context);
   for (uint32_t left = running_.load(std::memory_order_acquire); left != 0;
        left = running_.load(std::memory_order_acquire))
-    await_change(&running_, left, shared_.spin, &shared_.sleepers);
+    await_team(&shared_, &running_, left, 0, size);
 }
 
 }  // namespace bayard

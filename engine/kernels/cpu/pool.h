@@ -17,6 +17,7 @@ struct Shared {
   alignas(64) std::atomic<uint32_t> round{0};
   std::atomic<uint32_t> sleepers{0};
   bool spin = true;                              // false when threads outnumber CPUs
+  std::unique_ptr<std::atomic<int>[]> cpu;       // where each rank last was
 };
 
 // What a thread of the team sees while a job runs. All threads call sync() and each() in the same order.
