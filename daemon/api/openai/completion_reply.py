@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.api.openai.reply import SYSTEM_FINGERPRINT, encode, usage_object
+from daemon.api.openai.reply import SYSTEM_FINGERPRINT, Collected, encode, usage_chunk, usage_object
 from daemon.serving.events import ChoiceDone, LogprobEntry, TextDelta, TokenUsage
 
 
@@ -27,32 +27,23 @@ class _Logprobs:
         }
 
 
-class CompletionObject:
+class CompletionObject(Collected):
     """Collects a generation into one text_completion. Owner: one handler."""
 
     def __init__(self, answer_id: str, created: int, model: str, num_choices: int, *, logprobs: bool) -> None:
+        super().__init__(num_choices)
         self._head = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._entries: list[list[LogprobEntry]] = [[] for _ in range(num_choices)]
-        self._reasons = [""] * num_choices
         self._logprobs = logprobs
-
-    def text(self, delta: TextDelta) -> None:
-        self._texts[delta.index].append(delta.text)
-        self._entries[delta.index].extend(delta.logprobs or ())
-
-    def done(self, choice: ChoiceDone) -> None:
-        self._reasons[choice.index] = choice.reason
 
     def encode(self, usage: TokenUsage) -> bytes:
         choices = [
             {
                 "index": index,
                 "text": "".join(texts),
-                "logprobs": _Logprobs().take(tuple(self._entries[index])) if self._logprobs else None,
-                "finish_reason": self._reasons[index],
+                "logprobs": _Logprobs().take(tuple(self.entries[index])) if self._logprobs else None,
+                "finish_reason": self.reasons[index],
             }
-            for index, texts in enumerate(self._texts)
+            for index, texts in enumerate(self.texts)
         ]
         tail = {"choices": choices, "usage": usage_object(usage), "system_fingerprint": SYSTEM_FINGERPRINT}
         return encode(self._head | tail)
@@ -88,6 +79,4 @@ class CompletionChunks:
 
     def finished(self, usage: TokenUsage) -> bytes:
         """The usage chunk where it was asked for; else nothing."""
-        if not self._include_usage:
-            return b""
-        return self._head + b',"choices":[],"usage":' + encode(usage_object(usage)) + b"}\n\n"
+        return usage_chunk(self._head, usage) if self._include_usage else b""
