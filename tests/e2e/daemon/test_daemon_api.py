@@ -129,23 +129,23 @@ def test_client_that_leaves_frees_its_pages(client: openai.OpenAI, served: tuple
     assert daemon.admin("requests")["items"] == []
 
 
-def test_many_at_once_end_once_each_and_are_counted(client: openai.OpenAI, served: tuple[Daemon, str]) -> None:
+def test_two_hundred_at_once_end_once_each_and_are_counted(client: openai.OpenAI, served: tuple[Daemon, str]) -> None:
     daemon, _ = served
     ends: list[str] = []
 
     def one(number: int) -> None:
         if number % 2:
-            ends.append(ask(client, max_tokens=6).choices[0].finish_reason)
+            ends.append(ask(client, max_tokens=3).choices[0].finish_reason)
         else:
-            reasons = [chunk.choices[0].finish_reason for chunk in ask(client, max_tokens=6, stream=True)]
+            reasons = [chunk.choices[0].finish_reason for chunk in ask(client, max_tokens=3, stream=True)]
             ends.extend(reason for reason in reasons if reason)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(200)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ends == ["length"] * 16
+    assert ends == ["length"] * 200
     daemon.until(lambda: daemon.worker()["kv_pages_active"] == 0, 2.0)
 
 

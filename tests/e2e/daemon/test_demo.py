@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from admin_tui.client import AdminClient
 from daemon.settings_load import load_settings
 
 pytestmark = pytest.mark.slow
+MUST_ANSWER_S = 15.0  # from the start to the first token
 
 
 def command(model: Path, folder: Path, *more: str) -> list[str]:
@@ -53,6 +55,10 @@ def test_demo_names_paris_and_says_how_to_go_on(serving: tuple[subprocess.Popen[
     assert process.poll() is None, printed
     for mark in ("Paris", "bayard models import", "/v1", "curl ", "console --config", "first token"):
         assert mark in printed
+    began = re.search(r"after the question, ([\d.]+) s after the start", printed)
+    assert began is not None
+    crowded = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)  # waiting for others' work is no fault of the demo's
+    assert float(began[1]) < MUST_ANSWER_S * (4 if crowded else 1)
 
 
 def test_demo_key_opens_the_api_it_printed(serving: tuple[subprocess.Popen[str], str]) -> None:
