@@ -1,4 +1,4 @@
-"""RMSNorm, the residual's sum with it, and SwiGLU, one pass each over memory."""
+"""RMSNorm, the residual's sum with it, SwiGLU and GeGLU, one pass each over memory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ def _add_rms_norm_kernel(x, residual, weight, out, total_out, width, eps, BLOCK:
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def _gate_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
+    inner = gate
+    if GELU:
+        # 0.5 (1 + tanh y) is sigmoid(2 y): the tanh formula of gelu without a tanh
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    tl.store(out + row * width + columns, (gate * tl.sigmoid(inner) * up).to(out.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -72,12 +76,21 @@ def add_rms_norm(
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Shapes: gate_up [M, 2I] -> [M, I]"""
+    return _gate(gate_up, False)
+
+
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu by its tanh formula. Shapes: gate_up [M, 2I] -> [M, I]"""
+    return _gate(gate_up, True)
+
+
+def _gate(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
     if count:
         block = min(1024, triton.next_power_of_2(width))
-        _silu_mul_kernel[(count, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+        _gate_kernel[(count, triton.cdiv(width, block))](gate_up, out, width, gelu, block, num_warps=4)
     return out
 
 

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed: `make test` insta
 
 from engine.kernels import reference_experts
 from engine.kernels.triton import experts as triton_experts
+from engine.kernels.triton import route as triton_route
 from engine.quant.expert_stack import ExpertStack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,3 +63,27 @@ def test_every_token_to_one_expert_and_no_tokens():
     truth = reference_experts.experts(x, ids, weights, gate_up, down)
     assert error_of(triton_experts.experts(x, ids, weights, gate_up, down), truth) < TOLERANCE[torch.float32]
     assert triton_experts.experts(x[:0], ids[:0], weights[:0], gate_up, down).shape == (0, 40)
+
+
+@pytest.mark.parametrize("experts", [6, 128])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalise": False, "scale": 2.5},
+        {"score": "sigmoid", "corrected": True},
+        {"score": "sigmoid", "corrected": True, "groups": 2, "groups_kept": 1},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_route_matches_the_reference(experts, options):
+    torch.manual_seed(experts)
+    logits = torch.randn(7, experts, device=DEVICE)
+    options = dict(options)
+    if options.pop("corrected", False):
+        options["correction"] = torch.randn(experts, device=DEVICE)
+    truth_ids, truth_weights = reference_experts.route(logits, 3, **options)
+    ids, weights = triton_route.route(logits, 3, **options)
+    assert ids.tolist() == truth_ids.tolist()
+    assert error_of(weights, truth_weights) < 1e-5
+    assert triton_route.route(logits[:0], 3, **options)[0].shape == (0, 3)

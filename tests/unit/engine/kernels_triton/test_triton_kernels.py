@@ -29,15 +29,12 @@ def test_norms_and_silu_match_the_reference(dtype, rows, width):
     x = torch.randn(rows, width, dtype=dtype, device=DEVICE)
     residual = torch.randn(rows, width, dtype=dtype, device=DEVICE)
     weight = torch.rand(width, device=DEVICE)
-    for got, truth in zip(
-        [norms.rms_norm(x, weight, 1e-5), *norms.add_rms_norm(x, residual, weight, 1e-5), norms.silu_mul(x)],
-        [
-            reference.rms_norm(x, weight, 1e-5),
-            *reference.add_rms_norm(x, residual, weight, 1e-5),
-            reference.silu_mul(x),
-        ],
-        strict=True,
-    ):
+
+    def results(ops):
+        normed = [ops.rms_norm(x, weight, 1e-5), *ops.add_rms_norm(x, residual, weight, 1e-5)]
+        return [*normed, ops.silu_mul(x), ops.gelu_mul(x)]
+
+    for got, truth in zip(results(norms), results(reference), strict=True):
         assert got.shape == truth.shape
         close(got, truth, dtype)
 
