@@ -258,4 +258,5 @@ def implementations() -> Iterable[Implementation]:
     for packing in (linear, embedding, experts):
         yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
     for run in (*plain, *attending, pick_greedy):
-        yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch")
+        asks = run in (paged_attention, paged_latent_attention)
+        yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch", asks)

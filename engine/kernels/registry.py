@@ -93,6 +93,7 @@ class Implementation:
     run: Callable[..., Any]  # may be a Deferred, which select resolves
     pack: Callable[[Any], Any] | None = None  # linear, embedding, experts: the weight in the form run wants
     detail: str = ""  # for people: instruction set, tile form
+    asks_device: bool = False  # reads lengths on the host, so a step with it cannot be recorded and replayed
 
 
 @dataclass(frozen=True, slots=True)

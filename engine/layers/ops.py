@@ -24,6 +24,7 @@ class Ops:
     def __init__(self, query: OpQuery) -> None:
         self.query = query
         self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
+        self.asks_device = False  # some kernel reads lengths on the host
         self._on_reference: list[str] = []
         self._few: dict[str, Callable[..., Any]] = {}
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
@@ -129,6 +130,7 @@ class Ops:
         impl = registry.select(op, query)
         if label not in self.kernels:
             self.kernels[label] = registry.why(op, query)
+            self.asks_device |= impl.asks_device
             if impl.name == "reference":
                 self._on_reference.append(label)
         return impl

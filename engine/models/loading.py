@@ -23,6 +23,7 @@ class Model(Protocol):
     spec: ModelSpec
     kernels: dict[str, str]  # op, with its weight kind if it has one -> implementation and why
     notes: list[str]  # fall-backs taken, one sentence each
+    replayable: bool  # whether a decode step may be recorded on the device and replayed
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """-> logits [R, vocab] float32 of batch.logit_rows"""

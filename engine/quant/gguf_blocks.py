@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedFormat
 from engine.ggml_types import TYPE_BY_NAME
-from engine.quant.low_bits import fp8_b128, half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3_k
+from engine.quant.low_bits import fp8_b128, half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3_k, shifted
 
 Dequantiser = Callable[[Tensor], Tensor]
 
@@ -93,8 +93,7 @@ def _q5_k(blocks: Tensor) -> Tensor:
 def _q6_k(blocks: Tensor) -> Tensor:
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     low = torch.cat((low & 15, low >> 4), dim=2).reshape(-1, 2, 4, 32)  # quarter q of a half: 32 elements
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device).reshape(1, 1, 4, 1)
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
+    high = shifted(blocks[:, 128:192].reshape(-1, 2, 32), 2, 4) & 3
     quants = (low | (high << 4)).to(torch.float32).reshape(-1, 16, 16) - 32.0
     scales = blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32).unsqueeze(-1)
     return ((half(blocks, 208).unsqueeze(-1) * scales) * quants).reshape(blocks.shape[0], 256)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,13 @@ def nibbles(packed: Tensor) -> Tensor:
 
 def looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
     """Four-bit codes -> the table's numbers, float32."""
-    return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.to(torch.int64)]
+    return _table(table, codes.device)[codes.to(torch.int64)]
+
+
+@cache
+def _table(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept, since a step that is being recorded on a device must copy nothing from the host."""
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 def shifted(packed: Tensor, step: int, count: int) -> Tensor:

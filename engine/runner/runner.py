@@ -64,7 +64,7 @@ class ModelRunner:
         query = OpQuery(device.torch_device.type, "float32", capabilities=device.capabilities.names())
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
         self.graphs: DecodeGraphs | None = None
-        if device.capabilities.graphs:
+        if device.capabilities.graphs and getattr(model, "replayable", True):
             self.graphs = DecodeGraphs(self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
 
     def release(self, request: Request) -> None:
