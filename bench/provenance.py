@@ -36,7 +36,7 @@ def machine(device: str) -> str:
 
 
 def commit() -> str:
-    """The short commit, "-changed" after it if tracked files differ; "unknown" outside a checkout."""
+    """The short commit, "-changed" after it if tracked files differ; outside a checkout what $SOURCE_COMMIT says."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
@@ -45,7 +45,7 @@ def commit() -> str:
     try:
         return git("rev-parse", "--short", "HEAD") + ("-changed" if git("diff", "HEAD", "--name-only") else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("SOURCE_COMMIT", "unknown")
 
 
 def _cpu_name() -> str:
