@@ -54,8 +54,8 @@ def test_plain_weights_are_at_most_as_wide_as_activations() -> None:
 
 
 def test_packed_size_is_what_the_cpu_library_packs() -> None:
-    library = pytest.importorskip("engine.kernels.cpu.library")
-    abi = pytest.importorskip("engine.kernels.cpu.abi")
+    from engine.kernels.cpu import abi, library
+
     if library.absent_reason() is not None:
         pytest.skip("the CPU kernel library is not built")
     for kind, shape in (("Q4_K", (4096, 4096)), ("Q4_1", (576, 1536)), ("BF16", (576, 1536))):
