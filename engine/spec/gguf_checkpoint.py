@@ -35,6 +35,8 @@ READ_KEYS = (
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "rope.scaling.finetuned",  # says that training used the scaling; changes nothing
     "vocab_size",
     "expert_count",

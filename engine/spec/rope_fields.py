@@ -132,7 +132,9 @@ def gguf_rope(
     if kind == "yarn":
         name = f"{prefix}.rope.scaling.original_context_length"
         scaling["original_max_tokens"] = float(metadata.whole(name, 1, MAX_CONTEXT, max_context_tokens))
-        scaling |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": 1.0}
+        scaling["beta_fast"] = metadata.number(f"{prefix}.rope.scaling.yarn_beta_fast", 0.0, 1e6, 32.0)
+        scaling["beta_slow"] = metadata.number(f"{prefix}.rope.scaling.yarn_beta_slow", 0.0, 1e6, 1.0)
+        scaling["truncate"] = 1.0
         if f"{prefix}.rope.scaling.attn_factor" in metadata:
             raise metadata.refuse(f"{prefix}.rope.scaling.attn_factor", "no value, or yarn's own factor,")
     return RopeSpec(theta, rotary_dim, kind, tuple(scaling.items()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.errors import UnsupportedFormat
@@ -185,6 +185,7 @@ def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
             table[f"{expected.role[0]}_scale", expected.role[1]] = _checked_scale(spec, expected, info, scale)
         if expected.required:  # a tied head that is stored all the same repeats the embedding
             table[expected.role] = info
+    _check_experts(spec, table)
     left = [name for name in stored if not name.endswith(DERIVED_SUFFIXES)]
     if left:
         raise UnsupportedFormat(
@@ -193,6 +194,22 @@ def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
             "The checkpoint is of another architecture than it states, or of a variant that is not supported.",
         )
     return table
+
+
+def _check_experts(spec: ModelSpec, table: Mapping[Role, TensorInfo]) -> None:
+    """Matrices that one kernel takes together must be stored alike: gates and ups, and downs."""
+    for layer in spec.layers:
+        if layer.mlp.kind is not MlpKind.EXPERTS or layer.mlp.storage is not ExpertStorage.ONE_MATRIX_EACH:
+            continue
+        for roles in (EXPERT_ROLES[:2], EXPERT_ROLES[2:]):
+            each = [role for name in roles for role in (name, *expert_roles(name, layer.mlp))]
+            kinds = sorted({table[role, layer.index].dtype for role in each if (role, layer.index) in table})
+            if len(kinds) > 1:
+                raise UnsupportedFormat(
+                    f"{spec.name} stores the {' and '.join(roles)} matrices of layer {layer.index} as "
+                    f"{' and '.join(kinds)}; one type for all of them is needed.",
+                    "Import a file whose experts' gate and up matrices are quantised alike, as most are.",
+                )
 
 
 def _missing(spec: ModelSpec, expected: Expected) -> UnsupportedFormat:

@@ -17,6 +17,8 @@ def _latent(stated: Fields, plain: AttentionSpec) -> AttentionSpec:
     if plain.qkv_bias or plain.rope is None:
         raise stated.refuse("attention_bias", "false, for this architecture,")
     rope_dim = stated.whole("qk_rope_head_dim", 2, MAX_WIDTH)
+    if rope_dim % 2:
+        raise stated.refuse("qk_rope_head_dim", "an even number")
     if stated.gguf:
         head_dim = stated.whole("qk_head_dim", rope_dim + 1, MAX_WIDTH)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -98,3 +100,14 @@ def test_rows_taken_and_stacked_keep_their_numbers(kind: str) -> None:
     assert kind_of(stacked) == kind
     assert torch.equal(numbers(stacked), torch.cat([numbers(first), numbers(second)]))
     assert stack_rows([first]) is first
+
+
+def test_only_kernels_that_ask_nothing_of_the_host_may_be_replayed() -> None:
+    assert Ops(OpQuery("meta", "float32")).asks_device
+    pytest.importorskip("triton")
+    on_gpu = OpQuery("cuda", "bfloat16", kv_dtype="bfloat16", head_dim=64, capabilities=frozenset({"triton"}))
+    ops = Ops(on_gpu)
+    assert not ops.asks_device
+    assert ops.latent_attention is not None
+    assert not ops.asks_device
+    assert Ops(replace(on_gpu, head_dim=512)).asks_device

@@ -89,6 +89,10 @@ def test_value_stated_for_each_layer_is_taken_when_all_agree(gguf_file: Write) -
         read_spec(gguf_file(metadata={"llama.attention.head_count_kv": [2, 4]}))
 
 
+LAYER_TENSORS = [
+    *(f"attn_{part}.weight" for part in ("norm", "q", "k", "v", "output")),
+    *(f"ffn_{part}.weight" for part in ("norm", "gate", "up", "down")),
+]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-architecture": ({"metadata": {"general.architecture": None}}, "does not state general.architecture"),
     "other-architecture": ({"metadata": {"general.architecture": "mamba"}}, "'mamba', which is not supported"),
@@ -106,6 +110,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "theta-zero": ({"metadata": {"llama.rope.freq_base": 0.0}}, "freq_base"),
     "rope-partial": ({"metadata": {"llama.rope.dimension_count": 4}}, "dimension_count = 4"),
     "rope-unknown": ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "one of none, linear, yarn"),
+    "experts-stored-differently": (
+        {
+            "metadata": {
+                "llama.expert_count": 2,
+                "llama.expert_used_count": 1,
+                "llama.block_count": 1,
+            },
+            "tensors": {f"blk.1.{name}": None for name in LAYER_TENSORS}
+            | {f"blk.0.ffn_{name}.weight": None for name in ("gate", "up", "down")}
+            | {
+                "blk.0.ffn_gate_inp.weight": [32, 2],
+                "blk.0.ffn_gate_exps.weight": [32, 64, 2],
+                "blk.0.ffn_up_exps.weight": [32, 64, 2],
+                "blk.0.ffn_down_exps.weight": [64, 32, 2],
+            },
+            "kinds": {"blk.0.ffn_up_exps.weight": 8},
+        },
+        "of layer 0 as F32 and Q8_0; one type",
+    ),
     "experts-count-alone": ({"metadata": {"llama.expert_count": 8}}, "does not state llama.expert_used_count"),
     "key-not-understood": ({"metadata": {"llama.logit_scale": 0.5}}, r"llama\.logit_scale, which is not understood"),
     "window": ({"metadata": {"llama.attention.sliding_window": 16}}, "sliding_window = 16"),

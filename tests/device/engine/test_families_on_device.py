@@ -1,0 +1,55 @@
+"""Every family on an accelerator, through the whole engine with replayed steps, in float32 and bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.builder import build_engine
+from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
+from engine.spec.families import FAMILIES
+from tests.fakes.family_models import CASES, prompts, saved_model, true_logits
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+TOKENS = 24
+NEAR = {"float32": 2e-2, "bfloat16": 0.35}  # of the logits' spread: a token written may be so far from the best one
+
+
+@pytest.mark.parametrize("dtype", list(NEAR))
+@pytest.mark.parametrize("name", [family.key for family in FAMILIES])
+def test_greedy_tokens_are_the_best_or_nearly_by_transformers(name: str, dtype: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.split("-")[0] == name)
+    truth = saved_model(case, tmp_path)
+    knobs = Knobs(max_running=8, token_budget=64, prefill_chunk=32)
+    config = WorkerConfig(
+        "w",
+        "tiny",
+        str(tmp_path),
+        "",
+        device="cuda:0",
+        dtype=dtype,
+        kv_bytes=1 << 24,
+        max_context_tokens=256,
+        knobs=knobs,
+    )
+    built = build_engine(config, lambda stage, done, total: None)
+    core = built.core
+    assert core.runner.graphs is not None, built.kernels
+    greedy = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    written: dict[str, list[int]] = {str(i): [] for i in range(len(prompts()))}
+    for i, prompt in enumerate(prompts()):
+        core.add(Submit(str(i), prompt, greedy))
+    while core.has_work():
+        for delta in core.step().deltas:
+            written[delta.request_id] += delta.token_ids
+    for prompt, tokens in zip(prompts(), written.values(), strict=True):
+        assert len(tokens) == TOKENS
+        logits = true_logits(truth, prompt + tokens)[len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+        behind = (logits.amax(dim=1) - chosen) / logits.std(dim=1)
+        assert behind.max() < NEAR[dtype], (prompt, behind)
