@@ -22,7 +22,7 @@ from daemon.workers.process import Spawner, WorkerProcess
 from daemon.workers.view import ExitInfo
 from daemon.workers.worker_log import last_lines
 from engine.errors import WorkerLost, WorkerStalled
-from engine.messages import ErrorInfo, LoadProgress, WorkerConfig, WorkerFailed, WorkerReady
+from engine.messages import PROTOCOL_VERSION, ErrorInfo, LoadProgress, WorkerConfig, WorkerFailed, WorkerReady
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
@@ -99,7 +99,8 @@ class Incarnation:
     async def until_ready(self, stop: asyncio.Event) -> bool:
         """Wait for the worker to be loaded; False if stop was asked first.
 
-        Raises: WorkerLost if it ended, WorkerStalled if it made no progress for start_progress_timeout_s.
+        Raises: WorkerLost if it ended or is of another version, WorkerStalled if it made no progress for
+        start_progress_timeout_s.
         """
         assert self.process is not None
         waiting = asyncio.ensure_future(stop.wait())
@@ -107,7 +108,12 @@ class Incarnation:
             while not stop.is_set():
                 await _first_of(self.client.ready, self.process.exited, waiting)
                 if self.client.ready.done() and not self.client.ready.cancelled():
-                    self.ready = self.client.ready.result()
+                    ready = self.client.ready.result()
+                    if ready.protocol != PROTOCOL_VERSION:  # the installation was replaced under a running daemon
+                        raise WorkerLost(
+                            f"speaks protocol {ready.protocol}; this daemon speaks {PROTOCOL_VERSION}: restart it"
+                        )
+                    self.ready = ready
                     self.ready_mono = time.monotonic()
                     return True
                 if self.process.exited.done():

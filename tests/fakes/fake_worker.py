@@ -11,7 +11,7 @@ $FAKE_SCRIPT, a JSON object; and again from the file $FAKE_SCRIPT_FILE, if set, 
     burst           tokens a delta                                        max_context_tokens, kv_pages_total
     error           every request ends with this error code               hang            stop answering and beating
     crash_after     die by SIGKILL after so many tokens of all requests   ignore_stop     outlive Stop and SIGTERM
-    say             a line for the log at start
+    say             a line for the log at start                           protocol        speak of another version
 
 max_tokens is honoured (LENGTH); a token of stop_token_ids ends with STOP; Abort ends with ABORT. Imports no torch.
 """
@@ -102,7 +102,7 @@ class FakeWorker:
         self.send(LoadProgress("warming", 100, 100))
         self.send(
             WorkerReady(
-                PROTOCOL_VERSION,
+                int(self.script.get("protocol", PROTOCOL_VERSION)),
                 os.getpid(),
                 self.config.model_name,
                 self.config.device,

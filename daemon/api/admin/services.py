@@ -5,25 +5,22 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
+from daemon.api.services import Services
+
 if TYPE_CHECKING:
     from daemon.events import EventLog
     from daemon.machine_watch import MachineWatch
     from daemon.models.operations import Operations
     from daemon.models.registry import ModelRegistry
-    from daemon.router import Router
-    from daemon.serving.path import ServingPath
-    from daemon.settings import Settings
     from daemon.store.session import Store
     from daemon.strategy.controller import PlanController
     from daemon.strategy.desk import PlanningDesk
     from daemon.strategy.plans import Plans
     from daemon.strategy.rules import Rules
-    from daemon.telemetry.metrics import Metrics
-    from daemon.tenants.service import TenantService
     from daemon.workers.supervisor import Supervisor
 
 
-class AdminServices(Protocol):
+class AdminServices(Services, Protocol):
     """Attributes of daemon.app.Appliance that the admin API reads."""
 
     @property
@@ -33,21 +30,11 @@ class AdminServices(Protocol):
     @property
     def grpc_address(self) -> str | None: ...
     @property
-    def settings(self) -> Settings: ...
-    @property
     def store(self) -> Store: ...
     @property
     def machine(self) -> MachineWatch: ...
     @property
     def events(self) -> EventLog: ...
-    @property
-    def tenants(self) -> TenantService: ...
-    @property
-    def router(self) -> Router: ...
-    @property
-    def serving(self) -> ServingPath: ...
-    @property
-    def metrics(self) -> Metrics: ...
     @property
     def supervisor(self) -> Supervisor: ...
     @property

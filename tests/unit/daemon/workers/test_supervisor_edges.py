@@ -69,6 +69,14 @@ async def test_starting_to_backoff_when_loading_makes_no_progress(bench: Bench) 
     assert not psutil.pid_exists(pid)
 
 
+async def test_warming_to_backoff_when_worker_is_of_another_version(bench: Bench) -> None:
+    bench.script(protocol=999)
+    await bench.supervisor.want("w", SPEC)
+    await bench.until(lambda: (S.WARMING, S.BACKOFF) in bench.moves())
+    assert "speaks protocol 999; this daemon speaks" in bench.view().reason
+    assert bench.router.models() == []
+
+
 async def test_warming_to_backoff_when_text_cannot_be_loaded(bench: Bench) -> None:
     calls = []
 
