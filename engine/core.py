@@ -58,7 +58,7 @@ class EngineCore:
         self.max_context_tokens = min(max_context_tokens, self.kv.capacity_tokens())
         self.scheduler = Scheduler(self.kv, knobs, max_context_tokens=self.max_context_tokens, vocab_size=vocab_size)
         views = layout.views(buffer, num_large_pages)
-        self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens)
+        self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens, vocab_size)
         self.on_step: Callable[[list[ScheduledChunk]], None] | None = None  # tests and profiles look in here
         self.overlap = device.runs_behind if overlap is None else overlap
         self._inflight: LaunchedStep | None = None

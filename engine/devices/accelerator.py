@@ -46,7 +46,7 @@ class AcceleratorDevice:
     def synchronize(self) -> None:
         self._api.synchronize()
 
-    def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor:
+    def copy_to_device(self, array: NDArray[np.int32] | NDArray[np.float32]) -> torch.Tensor:
         # From pinned memory: a copy from pageable memory waits for everything queued before it.
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
 

@@ -36,7 +36,7 @@ class CpuDevice:
     def synchronize(self) -> None:
         _nothing_to_wait_for()
 
-    def copy_to_device(self, array: NDArray[np.int32]) -> torch.Tensor:
+    def copy_to_device(self, array: NDArray[np.int32] | NDArray[np.float32]) -> torch.Tensor:
         return torch.from_numpy(array)
 
     def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

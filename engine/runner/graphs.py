@@ -25,6 +25,11 @@ SMALL_ROWS = 5  # token ids, positions, context lengths, slots, write offsets
 Step = Callable[[ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def bucket_of(batch: int) -> int:
+    """The size whose graph a batch takes; of a larger batch, the largest."""
+    return next((size for size in BUCKETS if size >= batch), BUCKETS[-1])
+
+
 @dataclass(slots=True)
 class _Captured:
     graph: object
@@ -66,7 +71,7 @@ class DecodeGraphs:
 
     def missing(self, max_batch: int) -> int | None:
         """The largest size up to the one that max_batch needs which is not captured yet."""
-        last = next((size for size in BUCKETS if size >= max_batch), BUCKETS[-1])
+        last = bucket_of(max_batch)
         return next((size for size in reversed(BUCKETS) if size <= last and size not in self._captured), None)
 
     def prepare(self, bucket: int, pool: torch.Tensor) -> None:
@@ -76,7 +81,7 @@ class DecodeGraphs:
     def replay(self, arrays: StepArrays, pool: torch.Tensor) -> torch.Tensor:
         """Queue one step; the tokens picked for its rows. Blocks: while a new size is captured."""
         count = len(arrays.slots)
-        bucket = next(size for size in BUCKETS if size >= count)
+        bucket = bucket_of(count)
         captured = self._captured.get(bucket)
         if captured is None:
             captured = self._captured[bucket] = self._capture(bucket, pool)

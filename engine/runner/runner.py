@@ -1,8 +1,8 @@
 """ModelRunner: from a step's chunks to its sampled tokens, on any device.
 
 launch() returns as soon as the work is queued; LaunchedStep.wait() gives the tokens. On a device that runs behind the
-caller's back a decode step whose tokens are all greedy never comes to the host: its tokens go from the device's pool
-into the next step, and a pinned copy of them follows.
+caller's back a step whose tokens the device can choose by itself never waits for the host: they go from the device's
+pool into the next step, and a pinned copy of them follows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from engine.devices import Device
 from engine.kernels import registry
 from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.draw import Draw, can_draw, draw, plan_draw
+from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
 from engine.runner.sampler import Sampled, is_plain_greedy, sample
 from engine.scheduler.request import PENDING, Request
@@ -54,8 +55,11 @@ class ModelRunner:
         kv_views: Sequence[torch.Tensor],
         device: Device,
         max_context_tokens: int,
+        vocab_size: int,
     ) -> None:
         self.model = model
+        self._vocab_size = vocab_size
+        self._logits: torch.Tensor | None = None  # [largest size, vocab] float32
         self.layout = layout
         self.device = device
         self.tables = SlotTables(layout, max_context_tokens)
@@ -76,6 +80,7 @@ class ModelRunner:
         bucket = None if self.graphs is None else self.graphs.missing(max_batch)
         if self.graphs is None or bucket is None:
             return False
+        self._ensure_logits(max_batch)
         self.graphs.prepare(bucket, self._ensure_pool())
         return True
 
@@ -83,11 +88,16 @@ class ModelRunner:
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
         samplers = [chunk.request for chunk in chunks if chunk.samples]
-        greedy = all(is_plain_greedy(request) for request in samplers)
-        decode_only = greedy and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
+        chooses = can_draw if self.device.capabilities.graphs else is_plain_greedy
+        alone = all(chooses(request) for request in samplers)  # the device needs no host to choose the tokens
+        decode_only = alone and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
         if decode_only and self.graphs is not None and self.graphs.takes(len(chunks)):
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
+            logits = self._ensure_logits(len(chunks))
             picked = self.graphs.replay(arrays, self._ensure_pool())
+            plan = plan_draw(samplers)
+            if plan is not None:
+                picked = self._drawn(logits[: len(chunks)], picked, plan, arrays.slots)
             return LaunchedStep(chunks, False, self._reader(samplers, picked))
         arrays = build_arrays(chunks, self.tables)
         batch, slots = self._upload(arrays, chunks)
@@ -95,10 +105,9 @@ class ModelRunner:
         logits = self.model.forward(batch)
         if not samplers:
             return LaunchedStep(chunks, False, dict)
-        if greedy:
-            picked = self._pick_greedy(logits)
+        if alone:
             sampling = arrays.slots[[chunk.samples for chunk in chunks]]
-            self._ensure_pool()[self.device.copy_to_device(sampling).to(slots.dtype)] = picked
+            picked = self._drawn(logits, self._pick_greedy(logits), plan_draw(samplers), sampling)
             return LaunchedStep(chunks, False, self._reader(samplers, picked))
         results = _by_id(samplers, sample(logits, samplers))
         return LaunchedStep(chunks, True, lambda: results)
@@ -106,9 +115,28 @@ class ModelRunner:
     def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""
         batch.token_ids = torch.where(batch.token_ids < 0, pool[slots].to(batch.token_ids.dtype), batch.token_ids)
-        picked = self._pick_greedy(self.model.forward(batch))
+        logits = self.model.forward(batch)
+        assert self._logits is not None
+        self._logits[: logits.shape[0]].copy_(logits)  # where a draw after the replay finds them
+        picked = self._pick_greedy(logits)
         pool[slots] = picked
         return picked
+
+    def _drawn(self, logits: torch.Tensor, picked: torch.Tensor, plan: Draw | None, slots: Ints) -> torch.Tensor:
+        """The rows' tokens, drawn where they are to be, left in the pool for the next step."""
+        if plan is not None:
+            picked = draw(logits, picked, plan, self.device)
+        self._ensure_pool()[self.device.copy_to_device(slots).to(self.device.index_dtype)] = picked
+        return picked
+
+    def _ensure_logits(self, rows: int) -> torch.Tensor:
+        """A buffer that graphs leave their logits in, large enough for the size that rows need."""
+        size = bucket_of(rows)
+        if self._logits is None or self._logits.shape[0] < size:
+            if self._logits is not None and self.graphs is not None:
+                self.graphs.forget()  # they hold the old buffer's address
+            self._logits = torch.empty(size, self._vocab_size, device=self.device.torch_device)
+        return self._logits
 
     def _resolve(self, token_ids: torch.Tensor, arrays: StepArrays, slots: torch.Tensor) -> torch.Tensor:
         """Tokens that are not on the host yet come from the pool."""

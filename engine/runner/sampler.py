@@ -56,14 +56,13 @@ def uniform(seed: int, counter: int) -> float:
 
 def is_plain_greedy(request: Request) -> bool:
     """The largest logit, and nothing to know on the host to find it."""
+    return request.sampling.temperature == 0.0 and not needs_own_tokens(request)
+
+
+def needs_own_tokens(request: Request) -> bool:
+    """Whether choosing its next token takes its earlier ones, or more than the token is wanted."""
     p = request.sampling
-    return (
-        p.temperature == 0.0
-        and p.top_logprobs is None
-        and not p.logit_bias
-        and not _has_penalties(p)
-        and not _masks_stops(p, request)
-    )
+    return p.top_logprobs is not None or bool(p.logit_bias) or _has_penalties(p) or _masks_stops(p, request)
 
 
 def _has_penalties(p: SamplingParams) -> bool:

@@ -87,7 +87,8 @@ class HashModel:
             group = batch.groups[batch.layer_groups[layer.index]]
             value = (batch.token_ids + 1 + 7 * layer.index).to(view.dtype)
             view[group.write_pages, 0, 0, group.write_offsets, 0] = value
-        logits = torch.zeros(len(batch.logit_rows), self.vocab)
+        # No two alike: which of two equal logits a filter keeps is nobody's promise.
+        logits = (torch.arange(self.vocab) * 1e-3).repeat(len(batch.logit_rows), 1)
         starts = batch.query_starts.tolist()
         for out, row in enumerate(batch.logit_rows.tolist()):
             sequence = next(i for i in range(batch.num_sequences) if starts[i] <= row < starts[i + 1])

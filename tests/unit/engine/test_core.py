@@ -69,8 +69,13 @@ def core_in(mode: str, spec, **more) -> EngineCore:
 def test_tokens_with_overlap_and_graphs_equal_those_of_plain_steps(mode, spec, large_pages):
     submits = []
     for i in range(9):
-        params = [greedy(14), SamplingParams(max_tokens=9, seed=i), greedy(7, frequency_penalty=0.7, top_logprobs=2)]
-        submits.append(Submit(f"r{i}", prompt(6 + 7 * i, i % 4), params[i % 3], priority=i % 2))
+        params = [
+            greedy(14),
+            SamplingParams(max_tokens=9, seed=i),
+            greedy(7, frequency_penalty=0.7, top_logprobs=2),
+            SamplingParams(max_tokens=9, seed=i, top_p=0.8, temperature=1.3),
+        ]
+        submits.append(Submit(f"r{i}", prompt(6 + 7 * i, i % 4), params[i % 4], priority=i % 2))
     plain = run(core_of(spec, large_pages=400), *submits)
     core = core_in(mode, spec, large_pages=large_pages, knobs=Knobs(max_running=7, token_budget=24, prefill_chunk=9))
     other = run(core, *submits)
@@ -116,6 +121,19 @@ def test_graphs_of_every_bucket_and_one_less_give_the_tokens_of_eager_steps():
         eager = run(core_of(PLAIN, large_pages=400, knobs=knobs), *submits)
         assert {n: tokens(d) for n, d in graphed.items()} == {n: tokens(d) for n, d in eager.items()}
     assert device.replays > device.captures > 0
+
+
+@pytest.mark.parametrize("mode", ["overlap", "both"])
+def test_drawn_tokens_on_the_device_equal_those_drawn_on_the_host(mode):
+    kinds = [{}, {"top_k": 3}, {"min_p": 0.1, "temperature": 0.7}, {"top_p": 0.5}, {"temperature": 0.0}]
+    submits = [
+        Submit(f"r{i}", prompt(5 + i, i), SamplingParams(max_tokens=12, seed=i, **kinds[i % 5])) for i in range(10)
+    ]
+    host = run(core_of(PLAIN), *submits)
+    core = core_in(mode, PLAIN)
+    assert {n: tokens(d) for n, d in run(core, *submits).items()} == {n: tokens(d) for n, d in host.items()}
+    if mode == "both":
+        assert core.device.replays > 5, "a batch with draws is replayed too"
 
 
 def test_slots_and_token_pool_grow_past_their_first_size():
