@@ -17,7 +17,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
 TOKENS = 24
-NEAR = {"float32": 2e-2, "bfloat16": 0.35}  # of the logits' spread: a token written may be so far from the best one
+# Of the logits' spread: a token written may be so far from the best one. In bfloat16 a router may choose another expert
+# now and then, which moves all logits of that token; hence a share of tokens.
+NEAR = {"float32": 2e-2, "bfloat16": 0.35}
+SHARE = {"float32": 1.0, "bfloat16": 0.95}
 
 
 @pytest.mark.parametrize("dtype", list(NEAR))
@@ -47,9 +50,11 @@ def test_greedy_tokens_are_the_best_or_nearly_by_transformers(name: str, dtype: 
     while core.has_work():
         for delta in core.step().deltas:
             written[delta.request_id] += delta.token_ids
+    near = []
     for prompt, tokens in zip(prompts(), written.values(), strict=True):
         assert len(tokens) == TOKENS
         logits = true_logits(truth, prompt + tokens)[len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
         behind = (logits.amax(dim=1) - chosen) / logits.std(dim=1)
-        assert behind.max() < NEAR[dtype], (prompt, behind)
+        near.append(behind < NEAR[dtype])
+    assert torch.cat(near).float().mean() >= SHARE[dtype], near

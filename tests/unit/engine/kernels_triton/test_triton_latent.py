@@ -35,9 +35,9 @@ def test_attention_over_rows_matches_the_reference(
     width = latent_dim + turned
     dtypes = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
     for dtype in dtypes:
-        view = pool(80, width, dtype)
         most = max(-(-c // PAGE) for c in contexts)
-        tables = torch.randperm(80, device=DEVICE)[: most * len(contexts)].view(len(contexts), most).to(torch.int32)
+        view = pool(most * len(contexts), width, dtype)
+        tables = torch.randperm(len(view), device=DEVICE).view(len(contexts), most).to(torch.int32)
         starts = torch.tensor([0, *queries], device=DEVICE).cumsum(0).to(torch.int32)
         lens = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
         q = torch.randn(sum(queries), heads, width, dtype=dtype, device=DEVICE)
