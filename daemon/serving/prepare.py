@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from daemon.serving.request import ChatPrompt, GenerationRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from daemon.tenants.limits import TenantLimits
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _LONGEST: WeakKeyDictionary[TextPipeline, int] = WeakKeyDictionary()
 INLINE_BYTES = 2048  # about a millisecond of work; a thread would wait longer than that for a busy loop's lock
+SLOW_S = 0.02  # of processor time for so little text: a template that works hard whatever it is given
+_SLOW: WeakSet[TextPipeline] = WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,21 @@ def prepare_prompts(request: GenerationRequest, text: TextPipeline, max_context_
         fewest = -(-_text_bytes(prompt) // longest)
         if fewest > max_context_tokens:
             raise _too_long(request, f"at least {fewest:,}", max_context_tokens)
-    return [_prepare(prompt, request, text) for prompt in request.prompts]
+    began_s = time.thread_time()
+    try:
+        return [_prepare(prompt, request, text) for prompt in request.prompts]
+    finally:
+        if time.thread_time() - began_s > SLOW_S and _is_small(request):
+            _SLOW.add(text)
 
 
 def is_quick(request: GenerationRequest, text: TextPipeline) -> bool:
     """Whether preparing is so little work that the event loop had better do it itself."""
-    return text in _LONGEST and sum(_text_bytes(prompt) for prompt in request.prompts) <= INLINE_BYTES
+    return text in _LONGEST and text not in _SLOW and _is_small(request)
+
+
+def _is_small(request: GenerationRequest) -> bool:
+    return sum(_text_bytes(prompt) for prompt in request.prompts) <= INLINE_BYTES
 
 
 def resolve_sampling(
