@@ -130,7 +130,19 @@ def _not_ready(model: str, views: list[WorkerView]) -> NotReady:
             retry_after_s=60.0,
         )
     wait_s = view.retry_in_s if view.retry_in_s is not None else 1.0
-    return NotReady(f"the model {model!r} is {view.state}.", "Try again shortly.", retry_after_s=max(1.0, wait_s))
+    return NotReady(
+        f"the model {model!r} is not ready: {_PAUSES.get(view.state, view.state)}.",
+        "Try again shortly.",
+        retry_after_s=max(1.0, wait_s),
+    )
+
+
+_PAUSES = {
+    WorkerState.LOST: "its worker was lost and will be started again",
+    WorkerState.BACKOFF: "its worker was lost and is about to be started again",
+    WorkerState.DRAINING: "its worker finishes what runs before it ends",
+    WorkerState.STOPPING: "its worker is ending",
+}
 
 
 _NEARNESS = {

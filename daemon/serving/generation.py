@@ -129,7 +129,7 @@ class Generation:
                         if delta.finish is None:
                             await self._replica.client.abort(self._engine_id(index))
                     elif delta.finish is not None:
-                        reason = finish_reason(delta)
+                        reason = finish_reason(delta, asked=self.live.cancelled)
                         if (rest := decoder.flush()) is not None:
                             yield rest
                         decoder.done = True
@@ -196,8 +196,11 @@ class Generation:
             self._on_end(self, Ending(outcome, self._usage(), error))
 
 
-def finish_reason(delta: TokenDelta) -> str:
-    """The client's word for how the engine ended a choice. Raises: BayardError where it did not end well."""
+def finish_reason(delta: TokenDelta, *, asked: bool) -> str:
+    """The client's word for how the engine ended a choice; asked: an operator cancelled it.
+
+    Raises: BayardError where it did not end well
+    """
     match delta.finish:
         case FinishReason.STOP:
             return "stop"
@@ -205,7 +208,9 @@ def finish_reason(delta: TokenDelta) -> str:
             return "length"
         case FinishReason.ERROR if delta.error is not None:
             raise error_of(delta.error.code, delta.error.message, delta.error.hint, unknown=WorkerError)
-        case FinishReason.ABORT:
-            raise Cancelled("The engine ended the request before it was complete.", "Send it again.")
+        case FinishReason.ABORT if asked:
+            raise Cancelled("An operator ended the request before it was complete.", "Send it again.")
+        case FinishReason.ABORT:  # nobody here asked: the worker was told to end by somebody else
+            raise WorkerLost("The worker was stopped before the request was complete.", "Send it again.")
         case _:
             raise WorkerLost("The worker ended the request without a reason.", "Send it again.")

@@ -112,6 +112,7 @@ def test_model_in_back_off_tells_when_to_come_back() -> None:
     with pytest.raises(NotReady) as caught:
         router.replica_for("m")
     assert caught.value.retry_after_s == 7.5
+    assert caught.value.message == "the model 'm' is not ready: its worker was lost and is about to be started again."
 
 
 async def test_text_is_loaded_once_for_all_replicas_and_again_after_forgetting() -> None:
