@@ -78,7 +78,7 @@ def load_settings(
             values[key] = value
             sources[key] = source
 
-    _fill_paths(values, env)
+    _fill_paths(values, sources, path, env)
     try:
         settings = Settings.model_validate(_nest(values))
     except ValidationError as error:
@@ -156,7 +156,14 @@ def _from_environment(env: Mapping[str, str], fields: Mapping[str, FieldInfo]) -
     return found
 
 
-def _fill_paths(values: dict[str, Any], env: Mapping[str, str]) -> None:
+def _fill_paths(
+    values: dict[str, Any], sources: Mapping[str, Source], path: Path | None, env: Mapping[str, str]
+) -> None:
+    for key in ("state_dir", "run_dir", "admin_socket"):
+        if key in values and not str(values[key]).strip():  # it would be the folder one happens to stand in
+            raise ConfigError(
+                f"{_where(key, sources[key], path)} sets {key} to nothing.", "Name a folder, or leave it out."
+            )
     state_dir = Path(values.setdefault("state_dir", settings_paths.default_state_dir(env))).expanduser().absolute()
     run_dir = Path(values.setdefault("run_dir", settings_paths.default_run_dir(env, state_dir)))
     values.setdefault("admin_socket", run_dir / "admin.sock")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.commands.client import offline_or_admin
-from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from daemon.planning.calibrate import DEFAULT_SECONDS
 
 app = typer.Typer(rich_markup_mode=None)
@@ -20,12 +20,13 @@ def calibrate(
     device: Annotated[str | None, typer.Option(help="One device, as cpu or cuda:0; else every usable one.")] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure bandwidth and matrix rates; later predictions use them. Best while nothing else computes."""
     from daemon.commands.progress import follow
 
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             operation = reach.admin.post("calibrations", {"seconds": seconds, "device": device})["item"]
             devices = follow(reach.admin, operation)["devices"]

@@ -164,5 +164,5 @@ def _unreachable(socket_path: Path, error: Exception | None) -> ConfigError:
     why = f": {error}" if error is not None else ""
     return ConfigError(
         f"no daemon answers on {socket_path}{why}.",
-        "Start it with `systemctl start bayard` or `bayard serve`, or name its folder with --state-dir.",
+        "Start it with `systemctl start bayard` or `bayard serve`, or name its folders with --state-dir and --run-dir.",
     )

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Settings, each with its source.")
 
@@ -17,11 +17,16 @@ def group() -> None:
 
 
 @app.command()
-def show(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+def show(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Print every setting, its value, and where that came from: default, file, env or flag."""
     from daemon.settings_load import setting_rows
 
-    settings = settings_from(config, state_dir)
+    settings = settings_from(config, state_dir, run_dir)
     rows = setting_rows(settings)
     if as_json:
         listed = {row.key: {"value": row.value, "source": row.source, "default": row.default} for row in rows}

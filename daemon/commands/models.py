@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from daemon.commands.client import offline_or_admin
-from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, list, verify and delete models.")
 
@@ -29,13 +29,14 @@ def import_(
     link: Annotated[bool, typer.Option("--link", help="Use the files where they lie instead of copying them.")] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check, hash and take in a model; it is given its place in the automatic plans."""
     from daemon.commands.progress import ProgressLine, follow
 
     path = path.expanduser().absolute()
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             body = {"path": str(path), "name": name, "link": link}
             result = follow(reach.admin, reach.admin.post("imports", body)["item"])
@@ -59,12 +60,17 @@ def import_(
 
 
 @app.command("list")
-def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Every imported model."""
     from daemon.planning.render import table
     from daemon.planning.units import human_bytes, human_tokens
 
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             items = reach.admin.get("models")["items"]
         else:
@@ -97,10 +103,14 @@ def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json
 
 @app.command()
 def show(
-    name: NameArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+    name: NameArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """One model with its files and their digests."""
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.get(f"models/{quote(name)}")["item"]
         else:
@@ -122,12 +132,16 @@ def show(
 
 @app.command()
 def verify(
-    name: NameArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+    name: NameArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Hash a model's files again and compare; exit status 1 if one is not as it was imported."""
     from daemon.commands.progress import ProgressLine, follow
 
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             result = follow(reach.admin, reach.admin.post(f"models/{quote(name)}/verify")["item"])
         else:
@@ -157,10 +171,11 @@ def delete(
     ] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Forget a model and remove its copy; refused while a plan or a worker uses it. Linked files stay."""
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             reach.admin.delete(f"models/{quote(name)}", unload="true" if unload else None)
         else:

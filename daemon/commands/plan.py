@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from daemon.commands.client import Reach, offline_or_admin
-from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from daemon.planning.strategy import Strategy
+from daemon.settings import Settings
 
 _HELP = "What a model would need here and how fast it would be; saved plans."
 _PREVIEW = "preview"
@@ -58,6 +59,7 @@ def preview(
     ] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Yes, or why not: candidates, the chosen profile with its reasons, memory. Exit status 1 for no."""
@@ -67,7 +69,7 @@ def preview(
     from daemon.planning.render import answer_text
 
     described = None if machine is None else machine_of(machine)
-    answer = answer_of(target, Request(strategy, context, users), described, config, state_dir)
+    answer = answer_of(target, Request(strategy, context, users), described, settings_from(config, state_dir, run_dir))
     print(json.dumps(answer_to_json(answer), indent=2) if as_json else answer_text(answer))
     if not answer.fits:
         raise typer.Exit(1)
@@ -82,10 +84,11 @@ def save(
     users: UsersOption = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan models together and keep the outcome under a name."""
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
             item = reach.admin.put(f"plans/{name}", body)["item"]
@@ -103,13 +106,14 @@ def activate(
     reason: Annotated[str, typer.Option(help="Why, for the event log.")] = "",
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan now, above the schedule; where there are no rules it becomes the default."""
     from daemon.commands.durations import seconds_of
 
     for_s = None if for_ is None else seconds_of(for_)
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             told = reach.admin.post(f"plans/{name}/activate", {"for_s": for_s, "reason": reason})
         else:
@@ -122,12 +126,17 @@ def activate(
 
 
 @app.command("list")
-def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Every saved plan; the one in force is marked."""
     from daemon.planning.render import table
     from daemon.planning.units import human_bytes
 
-    items = _items(config, state_dir)
+    items = _items(settings_from(config, state_dir, run_dir))
     if as_json:
         print(json.dumps(items, indent=2))
         return
@@ -150,12 +159,16 @@ def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json
 
 @app.command()
 def show(
-    name: PlanArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+    name: PlanArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """One plan with the reason for each choice."""
     from daemon.planning.units import human_bytes, human_rate, human_tokens
 
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.get(f"plans/{name}")["item"]
         else:
@@ -181,12 +194,13 @@ def diff(
     new: PlanArgument,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """What going from one plan to another changes."""
     from daemon.planning.render import table
 
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             items = reach.admin.get(f"plans/{old}/diff", to=new)["items"]
         else:
@@ -207,10 +221,14 @@ def diff(
 
 @app.command()
 def delete(
-    name: PlanArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+    name: PlanArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Forget a plan; refused while a rule, an override or the default names it."""
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             reach.admin.delete(f"plans/{name}")
         else:
@@ -218,8 +236,8 @@ def delete(
     print(json.dumps({"deleted": name}) if as_json else f"deleted plan {name}")
 
 
-def _items(config: Path | None, state_dir: Path | None) -> list[dict[str, Any]]:
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+def _items(settings: Settings) -> list[dict[str, Any]]:
+    with offline_or_admin(settings) as reach:
         if reach.admin is not None:
             items: list[dict[str, Any]] = reach.admin.get("plans")["items"]
             return items

@@ -7,26 +7,23 @@ from urllib.parse import quote
 
 import hwdetect
 from daemon.commands.client import offline_or_admin
-from daemon.commands.options import settings_from
 from daemon.planning.answer_json import answer_from_json
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import PlanAnswer
+from daemon.settings import Settings
 from engine.errors import InvalidParameter
 from engine.spec import read_spec
 from hwdetect.machine import Machine
 
 
-def answer_of(
-    target: str, request: Request, machine: Machine | None, config: Path | None, state_dir: Path | None
-) -> PlanAnswer:
+def answer_of(target: str, request: Request, machine: Machine | None, settings: Settings) -> PlanAnswer:
     """For another machine the files are read here; else by whoever owns the state folder, if anybody can."""
     path = Path(target).expanduser()
     is_path = path.exists()
     if is_path:
         target = str(path.absolute())
-    settings = settings_from(config, state_dir)
     if is_path and (machine is not None or not settings.state_dir.exists()):
         return _stateless(path.absolute(), request, machine)
     with offline_or_admin(settings) as reach:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from daemon.commands.client import offline_or_admin
-from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Which plan runs when.")
 
@@ -31,6 +31,7 @@ def add(
     timezone: Annotated[str, typer.Option("--timezone", help="IANA zone; else the setting's.")] = "",
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add a rule; one that never starts, or starts together with another plan's, is refused."""
@@ -38,7 +39,7 @@ def add(
 
     duration_s = seconds_of(for_)
     body = {"name": name, "cron": cron, "duration_s": duration_s, "plan": plan, "timezone": timezone}
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.post("schedule/rules", body)["item"]
         else:
@@ -47,9 +48,14 @@ def add(
 
 
 @app.command("list")
-def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Every rule."""
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             items = reach.admin.get("schedule/rules")["items"]
         else:
@@ -62,10 +68,14 @@ def list_(config: ConfigOption = None, state_dir: StateDirOption = None, as_json
 
 @app.command()
 def remove(
-    name: RuleArgument, config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False
+    name: RuleArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove a rule; what it held in force ends at once."""
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             reach.admin.delete(f"schedule/rules/{name}")
         else:
@@ -74,11 +84,16 @@ def remove(
 
 
 @app.command()
-def release(config: ConfigOption = None, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
+def release(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """End an operator's choice (`bayard plan activate`) and follow the rules again."""
     import getpass
 
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             told = reach.admin.post("schedule/release")
         else:
@@ -93,11 +108,12 @@ def show(
     day: Annotated[str | None, typer.Option("--date", metavar="YYYY-MM-DD", help="Another day than today.")] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """What is in force now, and the plans of a day."""
     wanted = None if day is None else _date(day)
-    with offline_or_admin(settings_from(config, state_dir)) as reach:
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             now = reach.admin.get("schedule")
             told = reach.admin.get("schedule/timeline", date=None if wanted is None else wanted.isoformat())

@@ -103,3 +103,13 @@ def test_error_of_the_daemon_keeps_its_class_and_hint() -> None:
     assert str(error) == "not_found: there is no worker 'x'. Workers: w."
     assert type(refusal_of(500, b'{"error": {"code": "invalid_configuration", "message": "m"}}')) is ConfigError
     assert "status 502 and nothing readable" in refusal_of(502, b"<html>").message
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["models list", "plan list", "schedule list", "tenants list", "keys list", "workers list", "status", "config show"],
+)
+def test_every_command_finds_the_daemon_by_the_same_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(flag in out for flag in ("--config", "--state-dir", "--run-dir"))

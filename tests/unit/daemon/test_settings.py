@@ -29,6 +29,12 @@ def test_later_source_wins_and_is_named(tmp_path: Path) -> None:
     assert (settings.limits.max_queue, settings.source_of("limits.max_queue")) == (256, Source.DEFAULT)
 
 
+@pytest.mark.parametrize("key", ["state_dir", "run_dir", "admin_socket"])
+def test_folder_of_no_name_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable_of(key)} sets {key} to nothing"):
+        load_settings(None, {variable_of(key): "", "CONFIGURATION_DIRECTORY": "/none"})
+
+
 def test_flag_of_none_is_not_given() -> None:
     settings = load_settings(None, {"STATE_DIRECTORY": "/s", "CONFIGURATION_DIRECTORY": "/none"}, {"http.port": None})
     assert settings.source_of("http.port") is Source.DEFAULT
