@@ -119,8 +119,8 @@ def activate_question(plan: Plan, running: int) -> Question:
         title=f"Activate plan {plan.name}?",
         effects=(
             f"It loads {models} for {plan.strategy}.",
-            f"{running} requests are running now. Knobs change inside running workers; a worker that has to be",
-            "replaced is drained first.",
+            f"{running} requests are running now. Knobs change inside running workers; "
+            "a worker that has to be replaced is drained first.",
             "It holds until the next start of a schedule rule, or until another plan is activated.",
         ),
         command=f"bayard plan activate {plan.name}",

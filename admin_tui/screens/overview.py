@@ -60,17 +60,17 @@ class OverviewScreen(ConsoleScreen):
         yield Panel("RECENT", id="recent")
 
     def show(self, snapshot: Snapshot) -> None:
-        clock = self.console.clock
+        clock, status = self.console.clock, snapshot.get(Status)
         if snapshot.answers:
             faults = attention_from(snapshot)
             title = f"NEEDS ATTENTION ({len(faults)})"
             self.panel("attention").show(title, lambda width, look: fault_lines(faults, clock, width, look))
         self.panel("serving").show(
-            summary_title(snapshot), panel_of(snapshot, Summary, lambda s, *_: serving_lines(s, snapshot.get(Status)))
+            summary_title(snapshot), panel_of(snapshot, Summary, lambda s, *_: serving_lines(s, status))
         )
         self.panel("workers").show(
             "WORKERS",
-            panel_of(snapshot, Workers, lambda w, width, look: worker_lines(w.items, clock, width, look)),
+            panel_of(snapshot, Workers, lambda w, width, look: worker_lines(w.items, status, clock, width, look)),
         )
         self.panel("accelerators").show(
             "ACCELERATORS", panel_of(snapshot, Accelerators, lambda a, width, look: device_lines(a.items, width, look))
@@ -131,7 +131,11 @@ def serving_lines(summary: Summary, status: Status | None) -> list[Line]:
     ]
 
 
-def worker_lines(workers: Sequence[Worker], clock: Clock, width: int, look: Look) -> list[Line]:
+def worker_lines(workers: Sequence[Worker], status: Status | None, clock: Clock, width: int, look: Look) -> list[Line]:
+    if not workers and status is not None and status.state in ("draining", "stopping"):
+        return [plain("No workers any more: the daemon is stopping.")]
+    if not workers and status is not None and status.plan is not None:
+        return [plain(f"No workers: plan {status.plan} has none running. Its models: screen 3")]
     if not workers:
         return [plain("No workers: no plan is active. Import a model: bayard models import FILE")]
     return lines(WORKER_COLUMNS, [worker_row(worker, clock) for worker in workers], width, look)

@@ -43,7 +43,7 @@ def readiness(services: Services) -> Verdict:
         views = services.supervisor.views()
         reasons.extend(_why_not(view) for view in views)
         if not views:
-            reasons.append("no worker is wanted: import a model with `bayard models import PATH`")
+            reasons.append(_why_none(services))
     reasons.extend(liveness(services).reasons)
     return Verdict(not reasons, tuple(reasons))
 
@@ -68,6 +68,13 @@ async def metrics(exchange: Exchange) -> None:
 async def _answer(exchange: Exchange, verdict: Verdict, facts: dict[str, Any]) -> None:
     body = {"status": "ok" if verdict.ok else "unavailable", "reasons": list(verdict.reasons)} | facts
     await exchange.respond(200 if verdict.ok else 503, encode(body))
+
+
+def _why_none(services: Services) -> str:
+    imported = sorted(services.router.imported())
+    if imported:
+        return f"no worker is wanted yet; imported: {', '.join(imported)}; `bayard status` tells the plan in force"
+    return "no worker is wanted: import a model with `bayard models import PATH`"
 
 
 def _why_not(view: WorkerView) -> str:

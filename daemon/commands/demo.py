@@ -71,7 +71,7 @@ class Demo:
                     self.say_how_to_go_on(key)
                     self.serve_on(daemon)
         except KeyboardInterrupt:
-            print("\nstopped", flush=True)
+            print("stopped", flush=True)
 
     def settings_text(self) -> str:
         run_dir = self.folder / "run"
@@ -99,6 +99,9 @@ grpc.port = {self.grpc_port}
         try:
             self.until(process, "the daemon", lambda: self.get("/healthz") is not None)
             yield process
+        except KeyboardInterrupt:
+            print("\nstopping: running answers may finish; Ctrl-C again ends it at once", flush=True)
+            raise
         finally:
             stop(process)
 

@@ -86,3 +86,17 @@ def test_stop_when_daemon_ignores_the_request_insists(monkeypatch: pytest.Monkey
     process.stdout.close()
     assert process.returncode == -9
     assert time.monotonic() - began < 5
+
+
+def test_demo_stopped_by_the_operator_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = demo.Demo(tmp_path / "m.gguf", tmp_path)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(made, "until", lambda *_: None)
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _command, **how: real(sleeper, **how))
+    with pytest.raises(KeyboardInterrupt), made.daemon() as daemon:
+        raise KeyboardInterrupt
+    assert daemon.poll() is not None
+    assert "stopping: running answers may finish" in capsys.readouterr().out
