@@ -28,10 +28,13 @@ def test_make_targets_are_three_lines_at_most() -> None:
         assert len(lines) <= 3, lines[0]
 
 
-def test_ci_run_is_executable_and_runs_the_tests_without_a_terminal() -> None:
+def test_ci_run_does_what_make_test_does_and_ends_with_the_line_of_pytest() -> None:
     run = ROOT / ".ci" / "run"
     assert os.access(run, os.X_OK)
+    test = re.search(r"^test: (.*?)\s+##.*\n\t@(.*)$", MAKEFILE, re.MULTILINE)
+    assert test is not None
+    prerequisites, command = test.groups()
     text = run.read_text()
-    assert text.startswith("#!/usr/bin/env bash\n")
-    assert "make test </dev/null" in text
-    assert "set -euo pipefail" in text
+    assert f"make {prerequisites} </dev/null" in text
+    assert command.replace("$(RUN)", ".venv/bin/python").replace("$(ARGS)", "").strip() in text
+    assert text.rstrip().splitlines()[-1].startswith("exec "), "nothing may be printed after it"
