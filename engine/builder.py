@@ -54,6 +54,9 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         activation=config.activation,
         capabilities=device.capabilities.names(),
     )
+    if _has_own_threads(model.kernels):
+        # What is left to torch is small, and its pool would spin after each op on the cores that the kernels' pool uses.
+        torch.set_num_threads(1)
     if config.max_context_tokens > spec.max_context_tokens:
         notes.append(
             f"A context of {config.max_context_tokens:,} tokens was asked for; {spec.name} was made for "
@@ -80,6 +83,12 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
             f"instead of {max_context:,}."
         )
     return BuiltEngine(core, device, dict(model.kernels), notes + list(model.notes) + list(device.notes))
+
+
+def _has_own_threads(kernels: dict[str, str]) -> bool:
+    """Whether the CPU library, with its own pool, computes all that is large."""
+    large = [why for op, why in kernels.items() if op.split()[0] in ("linear", "experts", "paged_attention")]
+    return all(why.startswith("cpu") for why in large)
 
 
 def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
