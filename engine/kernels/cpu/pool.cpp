@@ -18,8 +18,9 @@
 namespace bayard {
 namespace {
 
-constexpr int kSpins = 3000;  // some 30 to 50 us: most waits within a job, and between the steps of a busy model
-constexpr int kRounds = 40;   // of as many spins within a job: a partner that lost its CPU is away for milliseconds
+constexpr int kSpins = 3000;         // some 30 to 50 us, a round: most waits within a job are shorter
+constexpr int kRounds = 40;          // within a job: a partner that lost its CPU is away for milliseconds
+constexpr int kRoundsBetween = 20;   // a millisecond: what lies between the steps of a model that is decoding
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -184,7 +185,9 @@ Pool::~Pool() {
 void Pool::loop(Worker* worker) {
   uint32_t seen = 0;
   for (;;) {
-    if (!shared_.spin || !changes(&generation_, seen)) sleep_until_changed(&generation_, seen, &idle_);
+    bool next = false;
+    for (int round = 0; shared_.spin && !next && round < kRoundsBetween; round++) next = changes(&generation_, seen);
+    if (!next) sleep_until_changed(&generation_, seen, &idle_);
     seen = generation_.load(std::memory_order_acquire);
     if (ending_.load()) return;
     if (worker->rank < taking_part_) {
