@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from engine.errors import BayardError
+from daemon.commands.printable import printable
+from engine.errors import BayardError, InvalidParameter
 
 # name -> what it is for. daemon/commands/<name>.py holds `app`, a typer.Typer.
 COMMANDS = {
@@ -71,10 +72,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """As main, for callers that go on."""
     try:
+        _require_text(argv)
         result = typer.main.get_command(app)(args=argv, prog_name="bayard", standalone_mode=False)
     except BayardError as error:
         sys.stdout.flush()
-        print(f"bayard: {error}", file=sys.stderr)
+        print(f"bayard: {printable(str(error), keep=chr(10))}", file=sys.stderr)
         return error.exit_code
     except typer.Abort:
         print("bayard: stopped.", file=sys.stderr)
@@ -90,6 +92,15 @@ def run(argv: list[str]) -> int:
         error.show()  # typer's own usage errors
         return int(error.exit_code)
     return result if isinstance(result, int) else 0
+
+
+def _require_text(argv: list[str]) -> None:
+    """Raises: InvalidParameter for bytes that are no text: no name, and nothing that JSON or the store can hold."""
+    for argument in argv:
+        if any("\ud800" <= char <= "\udfff" for char in argument):
+            raise InvalidParameter(
+                f"the argument {argument!a} is not valid UTF-8.", "Rename the file, or correct the argument."
+            )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from daemon.commands.client import AdminClient
+from daemon.commands.printable import printable
 from engine.errors import error_of
 
 _POLL_S = 0.2
@@ -25,7 +26,7 @@ class ProgressLine:
     def show(self, stage: str, file: str, done_bytes: int, total_bytes: int) -> None:
         share = 100 * done_bytes // total_bytes if total_bytes else 0
         amount = f" {done_bytes / 2**20:,.0f} of {total_bytes / 2**20:,.0f} MiB ({share} %)" if total_bytes else ""
-        text = f"{stage} {file}{amount}"
+        text = f"{stage} {printable(file)}{amount}"
         now = time.monotonic()
         if self._live:
             if now - self._last_mono >= 0.1 or done_bytes == total_bytes:

@@ -40,8 +40,10 @@ class SourceFile:
 def refuse_foreign(path: Path) -> None:
     """Turn away what can never be imported, with the way to something that can.
 
-    Raises: NotFound; UnsupportedFormat for pickles, whose loading would run code, and for archives.
+    Raises: NotFound; UnsupportedFormat for pickles, whose loading would run code, for archives, and for names that
+    cannot be printed.
     """
+    _require_printable(path)
     if not path.exists():
         raise NotFound(f"there is no file or folder {path}.", "Check the path; it is seen from the server's side.")
     if path.is_file():
@@ -54,6 +56,8 @@ def refuse_foreign(path: Path) -> None:
         return
     if not path.is_dir():
         raise UnsupportedFormat(f"{path} is neither a file nor a folder.", "Import a .gguf file or a folder.")
+    for entry in path.iterdir():
+        _require_printable(entry)
     names = [entry.name for entry in path.iterdir() if entry.is_file()]
     pickles = sorted(name for name in names if Path(name).suffix in _PICKLE_SUFFIXES and name != "training_args.bin")
     if pickles and not any(name.endswith(".safetensors") for name in names):
@@ -63,6 +67,15 @@ def refuse_foreign(path: Path) -> None:
         raise UnsupportedFormat(
             f"{path.name} is a folder of {len(ggufs)} GGUF file{'s' if len(ggufs) > 1 else ''}.",
             f"Import one of them: {path / ggufs[0]}",
+        )
+
+
+def _require_printable(path: Path) -> None:
+    """Raises: UnsupportedFormat for a name that no table, log or database shows as it is."""
+    if not str(path).isprintable():
+        raise UnsupportedFormat(
+            f"the path {str(path)!a} has characters that cannot be printed, or bytes that are no UTF-8.",
+            "Rename it.",
         )
 
 

@@ -113,3 +113,21 @@ def test_every_command_finds_the_daemon_by_the_same_flags(command: str, capsys: 
     assert run([*command.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert all(flag in out for flag in ("--config", "--state-dir", "--run-dir"))
+
+
+@pytest.mark.parametrize("command", ["models show", "plan activate", "schedule remove", "keys revoke", "models import"])
+def test_argument_that_is_no_text_is_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "a\udcff"]) == 1
+    assert capsys.readouterr().err == (
+        "bayard: invalid_parameter: the argument 'a\\udcff' is not valid UTF-8. "
+        "Rename the file, or correct the argument.\n"
+    )
+
+
+def test_error_does_not_reach_the_terminal_with_control_characters(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["serve", "--config", f"{tmp_path}/\x1b[31m\x9b.toml"]) == 78
+    err = capsys.readouterr().err
+    assert err.removesuffix("\n").isprintable()
+    assert "\\x1b[31m\\x9b.toml is not there" in err

@@ -106,6 +106,23 @@ def test_what_is_no_model_is_refused_with_a_way_out(
     assert registry.names() == []
 
 
+@pytest.mark.parametrize("name", ["a\x1b[31mb.gguf", "a\udcff.gguf", "a\u202eb.gguf", "a\nb.gguf"])
+def test_name_that_cannot_be_printed_is_refused_with_what_it_is(
+    registry: ModelRegistry, tiny_gguf: Path, tmp_path: Path, name: str
+) -> None:
+    strange = tmp_path / name
+    strange.write_bytes(tiny_gguf.read_bytes())
+    with pytest.raises(UnsupportedFormat, match="cannot be printed") as caught:
+        registry.import_model(strange, link=True)
+    assert caught.value.message.isprintable()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    strange.rename(folder / name)
+    with pytest.raises(UnsupportedFormat, match="cannot be printed"):
+        registry.import_model(folder, link=True)
+    assert registry.all() == []
+
+
 def test_folder_of_pickles_alone_is_refused(registry: ModelRegistry, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
