@@ -58,7 +58,8 @@ class Demo:
         self.began_mono = time.monotonic()
 
     def run(self, once: bool) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs begin with SIGINT ignored
+        # a shell's background jobs begin with SIGINT ignored; SIGHUP comes when the terminal is closed
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _as_interrupt)
         try:
             self.settings.write_text(self.settings_text())
