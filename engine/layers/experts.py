@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMlp
 from engine.spec.model_spec import MlpSpec
 
@@ -26,7 +25,7 @@ class ExpertKernels:
 @dataclass(frozen=True, slots=True)
 class ExpertsMlp:
     spec: MlpSpec
-    router: Linear
+    router: Callable[[Tensor], Tensor]  # [T, hidden] -> [T, E]
     kernels: ExpertKernels
     correction: Tensor | None  # [E] float32
     gate_up_bias: Tensor | None  # [E, 2I]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.layers.attention import Attention
@@ -15,7 +16,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
 from engine.layers.rope import long_or_short, rope_table
-from engine.layers.weight import Weight, half_style_rows, narrowed, stack_rows, take_rows
+from engine.layers.weight import Weight, half_style_rows, narrowed, numbers, stack_rows, take_rows
 from engine.models.checkpoint import MappedCheckpoint
 from engine.quant.expert_stack import ExpertStack
 from engine.spec.families import family_of
@@ -89,13 +90,19 @@ class Parts:
             shared = GatedMlp(self.ops.gate(spec.activation), inputs, self.projection(["shared_down"], i))
         return ExpertsMlp(
             spec=spec,
-            router=self.projection(["router"], i),
+            router=self._router(layer),
             kernels=self.ops.experts(gate_up, down, spec.activation),
             correction=self.vector("router_correction", i) if spec.router_correction else None,
             gate_up_bias=biases[0],
             down_bias=biases[1],
             shared=shared,
         )
+
+    def _router(self, layer: LayerSpec) -> Callable[[Tensor], Tensor]:
+        if not layer.mlp.router_wide or self.dtype == torch.float32:
+            return self.projection(["router"], layer.index)
+        weight = numbers(self.checkpoint.matrix("router", layer.index)).to(device=self.device, dtype=torch.float32)
+        return lambda x: F.linear(x.to(torch.float32), weight)
 
     def expert_stacks(self, layer: LayerSpec) -> tuple[ExpertStack, ExpertStack]:
         """Each expert's gate above its up, and the downs."""

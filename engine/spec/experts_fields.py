@@ -52,6 +52,7 @@ def shared_expert_layers(
         shared_intermediate_size=plain.intermediate_size * stated.whole("n_shared_experts", 0, 1 << 10, 0),
         normalise_router=stated.truth("norm_topk_prob", normalised and not stated.gguf),
         router_score=score,
+        router_wide=True,
         router_correction=correction,
         router_scale=stated.number("routed_scaling_factor", 0.0, 1e6, 1.0),
         router_groups=groups,

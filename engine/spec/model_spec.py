@@ -86,6 +86,7 @@ class MlpSpec:
     normalise_router: bool = True
     bias: bool = False
     router_score: str = "softmax"  # or "sigmoid"
+    router_wide: bool = False  # logits are computed in float32 whatever the activations are
     router_correction: bool = False  # a bias an expert that only the choice sees
     router_scale: float = 1.0  # multiplies the chosen experts' weights
     router_groups: int = 1  # experts are chosen from the best router_groups_kept of so many groups

@@ -68,6 +68,21 @@ def test_logits_in_bfloat16_stay_near_float32(
         assert (found - wanted).norm() / wanted.norm() < 0.05
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "mixtral"])
+def test_router_logits_in_bfloat16_are_as_wide_as_the_family_has_them(
+    name: str, tmp_path: Path, load: Callable[..., Model]
+) -> None:
+    truth = saved_model(name, tmp_path)
+    router = load(tmp_path, torch.bfloat16).layers[1].mlp.router  # type: ignore[attr-defined]
+    weight = truth.model.layers[1].mlp.gate.weight
+    x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    found = router(x)
+    if name == "mixtral":
+        assert found.dtype == torch.bfloat16
+    else:
+        assert torch.equal(found, x.float() @ weight.float().T)
+
+
 def test_forward_without_wanted_rows_writes_pages_and_gives_no_logits(
     tmp_path: Path, load: Callable[..., Model], harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
