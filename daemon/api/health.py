@@ -78,4 +78,8 @@ def _why_none(services: Services) -> str:
 
 
 def _why_not(view: WorkerView) -> str:
-    return f"worker {view.name} for {view.model} is {view.state.value}" + (f": {view.reason}" if view.reason else "")
+    what = f"worker {view.name}" + (f" for {view.model}" if view.model != view.name else "")
+    return f"{what} is {_STATE_WORDS.get(view.state, view.state)}" + (f": {view.reason}" if view.reason else "")
+
+
+_STATE_WORDS = {WorkerState.BACKOFF: "waiting for its next start", WorkerState.LATCHED: "given up"}

@@ -19,6 +19,8 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import typer
 
+from daemon.store.lock import lock_holder
+from daemon.workers.states import WorkerState
 from engine.errors import BayardError, ConfigError, WorkerError
 
 app = typer.Typer(rich_markup_mode=None)
@@ -42,6 +44,11 @@ def demo(
     """Import a small model, serve it, ask it one question through the official OpenAI client, and serve on."""
     if not model.is_file():
         raise ConfigError(f"there is no model at {model}.", "Fetch it with: make model")
+    if (pid := lock_holder(folder)) is not None:  # its settings and its log are left alone
+        raise ConfigError(
+            f"a demo runs in {folder} already, as process {pid}.",
+            f"Use that one, or stop it with `kill {pid}`, or name another folder with --folder.",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     Demo(model.absolute(), folder.absolute()).run(once)
 
@@ -170,7 +177,10 @@ grpc.port = {self.grpc_port}
             answer = self.get("/readyz")
             if answer is None:
                 return False
-            reason = "; ".join(answer.json().get("reasons", []))
+            told = answer.json()
+            reason = "; ".join(told.get("reasons", []))
+            if WorkerState.LATCHED in told.get("workers", {}).values():  # it will not come up by itself
+                raise WorkerError(f"{reason}.", f"Its log: {self.folder / 'logs'}")
             if reason and reason != shown:
                 print(f"    {reason}", flush=True)
                 shown = reason

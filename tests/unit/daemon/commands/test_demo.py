@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from daemon.cli import run
 from daemon.commands import demo
+from daemon.store.lock import StateLock
 from engine.errors import ConfigError, WorkerError
 
 
@@ -100,3 +102,29 @@ def test_demo_stopped_by_the_operator_says_what_it_waits_for(
         raise KeyboardInterrupt
     assert daemon.poll() is not None
     assert "stopping: running answers may finish" in capsys.readouterr().out
+
+
+def test_demo_beside_a_running_one_leaves_its_settings_and_log_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    (tmp_path / "bayard.toml").write_text("theirs")
+    with StateLock.acquire(tmp_path):
+        status = run(["demo", "--model", str(model), "--folder", str(tmp_path), "--once"])
+    assert status == 78
+    assert "runs in" in capsys.readouterr().err
+    assert (tmp_path / "bayard.toml").read_text() == "theirs"
+    assert not (tmp_path / "daemon.log").exists()
+
+
+def test_demo_when_the_worker_was_given_up_ends_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = demo.Demo(tmp_path / "m.gguf", tmp_path)
+    told = {"reasons": ["worker m is given up: it cannot load"], "workers": {"m": "latched"}}
+    monkeypatch.setattr(made, "get", lambda _path: httpx.Response(503, json=told))
+    running: Any = SimpleNamespace(poll=lambda: None)
+    with pytest.raises(WorkerError, match="it cannot load") as caught:
+        made.wait_ready(running)
+    assert str(tmp_path / "logs") in caught.value.hint
