@@ -55,7 +55,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         capabilities=device.capabilities.names(),
     )
     if _has_own_threads(model.kernels):
-        # What is left to torch is small, and its pool would spin after each op on the cores that the kernels' pool uses.
+        # What is left to torch is small, and its pool spins after each op on the cores that the kernels' pool uses.
         torch.set_num_threads(1)
     if config.max_context_tokens > spec.max_context_tokens:
         notes.append(
@@ -88,7 +88,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
 def _has_own_threads(kernels: dict[str, str]) -> bool:
     """Whether the CPU library, with its own pool, computes all that is large."""
     large = [why for op, why in kernels.items() if op.split()[0] in ("linear", "experts", "paged_attention")]
-    return all(why.startswith("cpu") for why in large)
+    return bool(large) and all(why.startswith("cpu") for why in large)
 
 
 def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
@@ -113,9 +113,9 @@ def _num_large_pages(
     if config.kv_bytes:
         pages = config.kv_bytes // page_bytes
     elif config.kv_tokens:
-        pages = layout.large_pages_for(config.kv_tokens)
+        pages = layout.large_pages_for_pool(config.kv_tokens, max_context, config.knobs.prefill_chunk)
     else:
-        wanted = config.knobs.max_running * layout.large_pages_for(max_context)
+        wanted = config.knobs.max_running * layout.large_pages_for(max_context, config.knobs.prefill_chunk)
         share = 0.25 if device.torch_device.type == "cpu" else 0.9
         pages = min(wanted, int(free * share) // page_bytes)
     least = layout.large_pages_for(2 * layout.page_tokens)
