@@ -55,7 +55,7 @@ class EngineCore:
         self.device = device
         self.kv = KvManager(layout, num_large_pages, prefix_cache=knobs.prefix_cache)
         buffer = allocate_buffer(num_large_pages * layout.large_page_elements, kv_dtype, device.torch_device)
-        self.max_context_tokens = min(max_context_tokens, self.kv.capacity_tokens())
+        self.max_context_tokens = self.kv.capacity_tokens(max_context_tokens)
         self.scheduler = Scheduler(self.kv, knobs, max_context_tokens=self.max_context_tokens, vocab_size=vocab_size)
         views = layout.views(buffer, num_large_pages)
         self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens, vocab_size)

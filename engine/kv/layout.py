@@ -53,13 +53,24 @@ class PageLayout:
     def num_large_pages(self, kv_bytes: int, bytes_per_element: int) -> int:
         return kv_bytes // (self.large_page_elements * bytes_per_element)
 
-    def large_pages_for(self, tokens: int) -> int:
-        """Large pages that one sequence of so many tokens needs when it holds nothing else."""
+    def large_pages_for(self, tokens: int, chunk_tokens: int | None = None) -> int:
+        """Large pages that one sequence of so many tokens needs at its height, when it holds nothing else.
+
+        chunk_tokens: what is prefilled at once, all of which a window's layers hold beside the window; None: one page
+        """
         need = 0
         for group in self.groups:
-            kept = tokens if group.window_tokens is None else min(tokens, group.window_tokens + self.page_tokens)
+            kept = tokens
+            if group.window_tokens is not None:
+                kept = min(tokens, group.window_tokens + (chunk_tokens or self.page_tokens) + self.page_tokens)
             need += -(-_blocks(kept, self.page_tokens) // group.ratio)
         return need
+
+    def large_pages_for_pool(self, kv_tokens: int, context_tokens: int, chunk_tokens: int) -> int:
+        """Large pages for so many tokens in all: as many whole contexts as they hold, and what is left over."""
+        whole, rest = divmod(kv_tokens, context_tokens)
+        need = whole * self.large_pages_for(context_tokens, chunk_tokens)
+        return need + (self.large_pages_for(rest, chunk_tokens) if rest else 0)
 
     def views(self, buffer: torch.Tensor, num_large: int) -> list[torch.Tensor]:
         """One view a layer: [pages, planes, kv_heads, page_tokens, head_dim] over the flat buffer."""

@@ -64,9 +64,9 @@ class KvManager:
     def num_idle(self) -> int:
         return sum(len(heap) for heap in self._idle_small)
 
-    def capacity_tokens(self) -> int:
-        """The longest sequence that fits an empty pool."""
-        low, high = 0, self._allocator.num_large * self.page_tokens * max(g.ratio for g in self.layout.groups)
+    def capacity_tokens(self, limit: int) -> int:
+        """The longest sequence, up to limit, that fits an empty pool when it is prefilled a page at a time."""
+        low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
             if self.layout.large_pages_for(middle) <= self._allocator.num_large - 1:

@@ -170,9 +170,11 @@ class Scheduler:
 
     def _prefill(self, request: Request, budget: int, unscheduled: dict[Request, None]) -> ScheduledChunk | None:
         num_tokens = min(request.num_uncomputed, self.knobs.prefill_chunk, budget)
-        end = request.num_computed + num_tokens
-        if not self._make_room(request, end, unscheduled):
-            return None
+        while not self._make_room(request, request.num_computed + num_tokens, unscheduled):
+            if num_tokens <= self.kv.page_tokens:
+                return None
+            # A window's layers hold the whole chunk beside the window: a smaller one may still fit.
+            num_tokens = max(self.kv.page_tokens, num_tokens // 2)
         return self._chunk(request, num_tokens)
 
     def _make_room(self, request: Request, num_tokens: int, unscheduled: dict[Request, None]) -> bool:

@@ -11,6 +11,7 @@ from tests.fakes.engine_models import GraphDevice, attention, core_of, spec_of
 
 SPECS = [
     spec_of(attention()),
+    spec_of(attention(AttentionKind.SLIDING, window=6)),
     spec_of(attention(), attention(AttentionKind.SLIDING, window=6)),
     spec_of(attention(), attention(), attention(AttentionKind.SLIDING, heads=3, window=9)),
 ]

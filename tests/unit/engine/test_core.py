@@ -317,3 +317,14 @@ def test_buffer_takes_bfloat16_pages():
     assert buffer.dtype is torch.bfloat16
     assert buffer.shape == (64,)
     assert float(buffer.abs().sum()) == 0.0
+
+
+def test_a_model_of_windows_alone_serves_contexts_far_longer_than_its_pool():
+    spec = spec_of(attention(AttentionKind.SLIDING, window=8))
+    small = core_of(spec, large_pages=5, knobs=Knobs(token_budget=64, prefill_chunk=64), max_context=400)
+    assert small.max_context_tokens == 400, "four pages hold a window of eight, a page of chunk and its border"
+    roomy = core_of(spec, large_pages=200, knobs=Knobs(token_budget=64, prefill_chunk=64), max_context=400)
+    submits = [Submit("a", prompt(120), greedy(60)), Submit("b", prompt(90, 5), greedy(30))]
+    assert {n: tokens(d) for n, d in run(small, *submits).items()} == {
+        n: tokens(d) for n, d in run(roomy, *submits).items()
+    }

@@ -52,6 +52,16 @@ def test_unequal_sizes_are_padded_by_two_percent_at_most():
     assert layout.large_page_elements < 101 * 100 * 2 * 16
 
 
+def test_windows_need_pages_for_the_window_and_the_chunk_whatever_the_length():
+    layout = solve_layout(
+        spec_of(attention(), attention(AttentionKind.SLIDING, window=32)), bytes_per_element=4, page_tokens=16
+    )
+    assert layout.large_pages_for(320) == 20 + 4  # 320 tokens; a window of 32, a page of chunk and a page of border
+    assert layout.large_pages_for(320, chunk_tokens=64) == 20 + 7
+    assert layout.large_pages_for(16) == 1 + 1
+    assert layout.large_pages_for_pool(700, 320, 64) == 2 * 27 + (4 + 4)
+
+
 def test_common_multiple_over_the_limit_is_refused_with_both_numbers():
     kinds = [attention(heads=1, dim=d) for d in (4099, 4721, 5381)]
     with pytest.raises(UnsupportedFormat, match=r"128 MiB .*found \d+ MiB"):
