@@ -29,9 +29,8 @@ class AdminClient:
 
     def __init__(self, socket_path: Path, timeout_s: float = TIMEOUT_S) -> None:
         self.socket_path = socket_path
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket_path)), base_url="http://bayard", timeout=timeout_s
-        )
+        self._timeout_s = timeout_s
+        self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path)), base_url="http://bayard")
 
     def get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params=params)
@@ -42,8 +41,8 @@ class AdminClient:
     def put(self, path: str, body: Any = None, **params: Any) -> Any:
         return self._call("PUT", path, json=body, params=params)
 
-    def delete(self, path: str, **params: Any) -> Any:
-        return self._call("DELETE", path, params=params)
+    def delete(self, path: str, *, within_s: float = TIMEOUT_S, **params: Any) -> Any:
+        return self._call("DELETE", path, within_s, params=params)
 
     def close(self) -> None:
         self._http.close()
@@ -54,15 +53,16 @@ class AdminClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, **what: Any) -> Any:
+    def _call(self, method: str, path: str, within_s: float | None = None, **what: Any) -> Any:
         what["params"] = {key: value for key, value in what["params"].items() if value is not None}
         try:
-            answer = self._http.request(method, f"{BASE}/{path.lstrip('/')}", **what)
+            timeout = self._timeout_s if within_s is None else within_s
+            answer = self._http.request(method, f"{BASE}/{path.lstrip('/')}", timeout=timeout, **what)
         except (httpx.ConnectError, FileNotFoundError) as error:
             raise _unreachable(self.socket_path, error) from error
         except httpx.TimeoutException as error:
             raise BayardError(
-                f"the daemon did not answer {method} {path} within {TIMEOUT_S:.0f} s.", "See its log."
+                f"the daemon did not answer {method} {path} within {timeout:g} s.", "See its log."
             ) from error
         except httpx.HTTPError as error:
             raise BayardError(

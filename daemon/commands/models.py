@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from daemon.commands.client import offline_or_admin
+from daemon.commands.client import TIMEOUT_S, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, list, verify and delete models.")
@@ -175,9 +176,13 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Forget a model and remove its copy; refused while a plan or a worker uses it. Linked files stay."""
-    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
+    settings = settings_from(config, state_dir, run_dir)
+    with offline_or_admin(settings) as reach:
         if reach.admin is not None:
-            reach.admin.delete(f"models/{quote(name)}", unload="true" if unload else None)
+            grace_s = settings.workers.stop_grace_s if unload else 0.0
+            if unload:
+                print(f"waiting for what runs on {name}, at most {grace_s:.0f} s", file=sys.stderr)
+            reach.admin.delete(f"models/{quote(name)}", within_s=grace_s + TIMEOUT_S, unload="true" if unload else None)
         else:
             parts = reach.parts()
             if unload:
