@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.cli import run
 from daemon.commands.client import AdminClient
-from engine.errors import BayardError, ConfigError
+from engine.errors import BayardError
 
 
 @pytest.fixture
@@ -38,7 +39,8 @@ def test_daemon_that_says_nothing_is_given_up_after_the_time_that_was_named(sile
     assert time.monotonic() - began < 5
 
 
-def test_socket_that_is_not_there_says_how_to_name_another(short_dir: Path) -> None:
-    with AdminClient(short_dir / "none.sock") as client, pytest.raises(ConfigError) as caught:
-        client.get("status")
-    assert "--run-dir" in caught.value.hint
+def test_socket_that_is_not_there_says_how_to_name_another(short_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--state-dir", str(short_dir), "--run-dir", str(short_dir / "run")]) == 78
+    err = capsys.readouterr().err
+    assert f"no daemon answers on {short_dir / 'run' / 'admin.sock'}" in err
+    assert "--run-dir" in err
