@@ -85,8 +85,8 @@ def _candidates(text: str, tool: str) -> list[Dialect]:
 _TOOL_VENDORS = {
     "nvidia-smi": Vendor.NVIDIA, "rocm-smi": Vendor.AMD, "amd-smi": Vendor.AMD, "npu-smi": Vendor.ASCEND,
     "mthreads-gmi": Vendor.MTHREADS, "hy-smi": Vendor.HYGON, "cnmon": Vendor.CAMBRICON, "ixsmi": Vendor.ILUVATAR,
-    "mx-smi": Vendor.METAX, "efsmi": Vendor.ENFLAME, "hl-smi": Vendor.GAUDI, "ppu-smi": Vendor.THEAD,
-    "brsmi": Vendor.BIREN, "tegrastats": Vendor.NVIDIA,
+    "mx-smi": Vendor.METAX, "ht-smi": Vendor.METAX, "efsmi": Vendor.ENFLAME, "hl-smi": Vendor.GAUDI,
+    "ppu-smi": Vendor.THEAD, "brsmi": Vendor.BIREN, "tegrastats": Vendor.NVIDIA,
 }  # fmt: skip
 
 
@@ -157,6 +157,11 @@ def _matches_cpuinfo(text: str) -> bool:
     return bool(re.search(r"^(?:processor\s*\d*\s*:|cpu number\s*:|# processors)", text, re.MULTILINE))
 
 
+def _matches_table(text: str) -> bool:
+    """A list of GPUs may come with messages of the table's kind: it is read as a list."""
+    return nvidia_table.looks_like(text) and ("NVIDIA-SMI" in text or not nvidia_topo.looks_like_list(text))
+
+
 def _matches_boxed(text: str) -> bool:
     return bool(re.search(r"^\s*\|\s*\d+ .*\|", text, re.MULTILINE))
 
@@ -176,13 +181,15 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect("intel", intel.looks_like, intel.parse, ("xpu-smi",)),
     Dialect("iluvatar", _says("IX-ML:", "Iluvatar"), _boxed(boxed.ILUVATAR), ("ixsmi",)),
     Dialect("iluvatar details", _says("IX-ML", "Iluvatar"), others.parse_iluvatar_details, ("ixsmi",)),
-    Dialect("metax", _says("MX-SMI", "MetaX"), _boxed(boxed.METAX), ("mx-smi",)),
+    # One maker sells these cards as "Mars" with the tool renamed
+    Dialect("metax", _says("MX-SMI", "MetaX", "HT-SMI"), _boxed(boxed.METAX), ("mx-smi", "ht-smi")),
+    Dialect("metax list", _says("GPU#"), others.parse_metax_list, ("mx-smi", "ht-smi")),
     Dialect("metax topology", _says("MetaX System", "MetaXLink"), others.parse_metax_topology, ("mx-smi",)),
     Dialect("cambricon", _says("CNMON", "MLU"), _boxed(boxed.CAMBRICON), ("cnmon",)),
     Dialect("amd json", amd_json.looks_like, amd_json.parse, ("rocm-smi", "amd-smi")),
     Dialect("amd-smi", amd_smi.looks_like, amd_smi.parse, ("amd-smi",)),
     Dialect("amd", amd.looks_like, amd.parse, ("rocm-smi", "amd-smi")),
-    Dialect("nvidia table", nvidia_table.looks_like, nvidia_table.parse, ("nvidia-smi",)),
+    Dialect("nvidia table", _matches_table, nvidia_table.parse, ("nvidia-smi",)),
     Dialect("nvidia list", nvidia_topo.looks_like_list, nvidia_topo.parse_list, ("nvidia-smi",)),
     Dialect("nvidia topology", nvidia_topo.looks_like_topology, nvidia_topo.parse_topology, ("nvidia-smi",)),
     Dialect("nvidia csv", nvidia_csv.looks_like, _csv(Vendor.NVIDIA), ("nvidia-smi",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hwdetect.accelerator import Accelerator, Vendor
@@ -14,9 +15,14 @@ from hwdetect.tree import Tree, line
 
 _DEVICES = "/sys/bus/pci/devices"
 _ENTRY = re.compile(r"^((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s+(.+?):\s*(.*)$")
+_SLOT = re.compile(r"^Slot:\s+((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s*$")
+_QUOTED = re.compile(r'^((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]) "([^"]*)" "([^"]*)" "([^"]*)"')
+_NUMERIC = re.compile(r"^([0-9a-fA-F]{4})\b")
+_BRACKET_NUMBER = re.compile(r"\s*\[([0-9a-fA-F]{4})\]$")
 _BRACKET_CLASS = re.compile(r"^(.*?)\s*\[([0-9a-fA-F]{4})\]$")
 _BRACKET_ID = re.compile(r"\[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\]")
 _BARE_ID = re.compile(r"^Device ([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\b")
+_ONLY_ID = re.compile(r"^([0-9a-fA-F]{4}):([0-9a-fA-F]{4})(?=\s|$)")
 _DEVICE_ID = re.compile(r"\bDevice ([0-9a-fA-F]{4})\b")
 _SMALLEST_MEMORY_BAR_BYTES = 4 << 30
 _ENGINES = re.compile(r"\b(?:ZIP|SEC|HPRE|RDE|DMA) Engine", re.IGNORECASE)
@@ -109,7 +115,7 @@ def _link(tree: Tree, folder: str) -> tuple[int | None, int | None, int | None, 
 
 
 def looks_like(text: str) -> bool:
-    return any(_ENTRY.match(entry) for entry in text.splitlines()[:20])
+    return any(_ENTRY.match(entry) or _SLOT.match(entry) or _QUOTED.match(entry) for entry in text.splitlines()[:20])
 
 
 def parse(text: str, source: str) -> Report:
@@ -135,7 +141,7 @@ def parse(text: str, source: str) -> Report:
 def parse_functions(text: str, source: str) -> list[PciDevice]:
     found: dict[str, PciDevice] = {}
     current: str | None = None
-    for entry in text.splitlines():
+    for entry in _plain(text):
         opened = _ENTRY.match(entry)
         if opened:
             device = _function(opened, source)
@@ -149,12 +155,46 @@ def parse_functions(text: str, source: str) -> list[PciDevice]:
     return list(found.values())
 
 
+def _plain(text: str) -> Iterator[str]:
+    """The lines of `lspci -mm` and `-vmm` as those of the plain forms; other lines as they are."""
+    slot: str | None = None
+    record: dict[str, str] = {}
+    for entry in [*text.splitlines(), ""]:
+        quoted, opened = _QUOTED.match(entry), _SLOT.match(entry)
+        key, colon, value = entry.partition(":")
+        if quoted:
+            yield _joined(*quoted.groups())
+        elif opened:
+            slot, record = opened.group(1), {}
+        elif slot is not None and colon and value.strip():
+            record.setdefault(key.strip(), value.strip())
+        else:
+            if slot is not None and {"Class", "Vendor", "Device"} <= set(record):
+                yield _joined(slot, record["Class"], record["Vendor"], record["Device"])
+                if "Driver" in record:
+                    yield f"\tKernel driver in use: {record['Driver']}"
+                if "NUMANode" in record:
+                    yield f"\tNUMA node: {record['NUMANode']}"
+            slot = None
+            yield entry
+
+
+def _joined(slot: str, kind: str, maker: str, product: str) -> str:
+    """`-nn` writes the number behind each name, `-n` instead of it."""
+    ids = [_BRACKET_NUMBER.search(part) or _NUMERIC.fullmatch(part) for part in (maker, product)]
+    number = f" [{ids[0].group(1)}:{ids[1].group(1)}]" if ids[0] and ids[1] else ""
+    return f"{slot} {kind}: {_BRACKET_NUMBER.sub('', maker)} {_BRACKET_NUMBER.sub('', product)}{number}"
+
+
 def _function(opened: re.Match[str], source: str) -> PciDevice | None:
     address = pci_address(opened.group(1))
     kind, rest = opened.group(2).strip(), opened.group(3).strip()
     bracketed = _BRACKET_CLASS.match(kind)
+    numeric = re.fullmatch(r"(?:Class )?([0-9a-fA-F]{4})", kind)
     code = bracketed.group(2).lower() if bracketed else CLASSES.get(kind.lower())
-    ids = _BARE_ID.match(rest)
+    if code is None and numeric:
+        code = numeric.group(1).lower()
+    ids = _BARE_ID.match(rest) or _ONLY_ID.match(rest)
     if ids is None:
         brackets = list(_BRACKET_ID.finditer(rest))
         ids = brackets[-1] if brackets else None
@@ -239,6 +279,6 @@ def _text_name(function: PciDevice, vendor: Vendor) -> str | None:
         return f"{makers[vendor]} {product.group(1)}"
     named = re.sub(r"^.*?(?:Co\.?,?\s?Ltd\.?|Corporation|Inc\.|\[AMD/ATI\])\s*", "", text)
     named = re.sub(r"\s*\[[^\]]*\]$", "", named).strip()
-    if not named or named == text or named.startswith("Device"):
+    if not named or named == text or named.startswith(("Device", "[")):
         return None
     return f"Enflame {named}" if vendor is Vendor.ENFLAME else named

@@ -15,8 +15,11 @@ from hwdetect.vendors import matrix
 from hwdetect.vendors.box import celsius, percent
 
 _LISTED = re.compile(r"^GPU\[(\d{1,4})\]\s*:\s*(.+?)\s*:\s*(.*?)\s*$")
-_BAD = re.compile(r"ERROR:.*?GPU\[(\d{1,4})\]\s*:?\s*(.*)$|^Expected integer value from monitor", re.MULTILINE)
-_IDS = re.compile(r"^\s*(\d{1,4})\s+(?:(\d{1,4})\s+)?(0x[0-9a-fA-F]{4}),\s*(\d{1,7})\s+(.*)$")
+# Code and card of an error line. "Unable to get ..." without a code is a thing that this card does not have
+_BAD = re.compile(r"^ERROR:\s*\d+\s+GPU\[(\d{1,4})\]", re.MULTILINE)
+_IDS = re.compile(r"^\s*(\d{1,4})\s+(?:(\d{1,4})\s+)?(0x[0-9a-fA-F]{4}|N/A),\s*(\d{1,7})\s+(.*)$")
+# A heading such as "Temp (DieEdge)" is one column
+_REMARK = re.compile(r"\([^)]*\)")
 _PARTITIONED = re.compile(r"(NPS\d|N/A),\s*([A-Z]PX|N/A),\s*(\d{1,3}|N/A)")
 
 _Row = tuple[int, str, str, str, str]  # index, device id, GUID, partition number, the line
@@ -119,7 +122,17 @@ def _listed_device(index: int, row: dict[str, str], links: dict[int, tuple[Link,
             else None,
             memory_total_bytes=integer(row.get("vram total memory (b)")),
             memory_used_bytes=integer(row.get("vram total used memory (b)")),
+            uuid=known(row.get("unique id")) if row.get("unique id") != "0x0" else None,
+            architecture=known(row.get("gfx version")),
             utilisation_percent=number(row.get("gpu use (%)")),
+            temperature_c=number(
+                known(row.get("temperature (sensor junction) (c)")) or row.get("temperature (sensor edge) (c)")
+            ),
+            power_w=number(
+                known(row.get("average graphics package power (w)"))
+                or row.get("current socket graphics package power (w)")
+            ),
+            power_limit_w=number(row.get("max graphics package power (w)")),
             numa_node=integer(row.get("(topology) numa node")),
             links=links.get(index),
         )
@@ -141,10 +154,11 @@ def _parse_table(text: str, source: str) -> tuple[Accelerator, ...]:
     heading: list[str] = []
     plain: list[Accelerator] = []
     slices: dict[str, list[_Row]] = {}
+    card = ("N/A", "n/a")
     for line in text.splitlines():
         words = line.split()
-        if words[:1] in (["GPU"], ["Device"]) and "VRAM%" in words:
-            heading = words
+        if words[:1] in (["GPU"], ["Device"]) and ("VRAM%" in words or {"AvgPwr", "Perf"} <= set(words)):
+            heading = _REMARK.sub("", line).split()
             continue
         ids = _IDS.match(line) if "Device" in heading or not heading else None
         if ids:
@@ -153,9 +167,13 @@ def _parse_table(text: str, source: str) -> tuple[Accelerator, ...]:
             if mode is None and (not heading or "Partitions" in heading):
                 continue  # cut before it says whether it is a card or a slice of one
             group = mode.group(2) if mode else "SPX"
-            slices.setdefault(group, []).append(
-                (int(index), device_id.lower(), guid, mode.group(3) if mode else "0", line)
-            )
+            place = mode.group(3) if mode else "0"
+            if device_id != "N/A":
+                card = (group, device_id.lower())
+            elif place in ("0", "N/A"):
+                card = (group, "n/a")
+            # Only a card's first slice names it and its mode: the others follow with N/A and their number
+            slices.setdefault(card[0], []).append((int(index), card[1], guid, place, line))
         elif (
             heading[:1] == ["GPU"]
             and len(words) >= 4
@@ -198,6 +216,7 @@ def _sliced(mode: str, rows: list[_Row], source: str) -> list[Accelerator]:
 
 def _sliced_device(mode: str, card: list[_Row], source: str) -> Accelerator:
     index, device_id, _, _, line = card[0]
+    mode_said = known(mode)
     memory = re.search(r"NPS\d", line)
     watts = re.search(r"(\d+(?:\.\d+)?)W\s", line)
     limit = re.search(r"(\d+(?:\.\d+)?)W\s+\d+%\s+\d+%\s*$", line)
@@ -206,13 +225,13 @@ def _sliced_device(mode: str, card: list[_Row], source: str) -> Accelerator:
         source,
         vendor=Vendor.AMD,
         index=index,
-        pci_id=f"1002:{device_id.removeprefix('0x')}",
+        pci_id=f"1002:{device_id.removeprefix('0x')}" if device_id.startswith("0x") else None,
         temperature_c=celsius(line),
         power_w=number(watts.group(1)) if watts else None,
         power_limit_w=number(limit.group(1)) if limit else None,
         memory_used_percent=float(shares[-2]) if len(shares) >= 2 else None,
         utilisation_percent=float(shares[-1]) if len(shares) >= 2 else None,
-        partition_mode=f"{memory.group()}/{mode}" if memory else mode,
+        partition_mode="/".join(part for part in (memory.group() if memory else None, mode_said) if part) or None,
     )
     if mode not in ("SPX", "N/A"):
         parts = tuple(Partition(index=row[0], profile=mode, instance=row[3], memory_group="VRAM") for row in card)
@@ -223,8 +242,6 @@ def _sliced_device(mode: str, card: list[_Row], source: str) -> Accelerator:
 def _problems(text: str) -> tuple[Problem, ...]:
     found: dict[int | None, Problem] = {}
     for bad in _BAD.finditer(text):
-        if bad.group(1) is None:
-            continue
         index = int(bad.group(1))
         reason = f"GPU {index} is in a bad state: rocm-smi cannot read its sensors"
         fix = "stop what uses it and reset it: sudo rocm-smi --gpureset -d N; else reboot"

@@ -1,7 +1,8 @@
-"""AMD as JSON: `rocm-smi --json` of ROCm 4 to 6 (keys change by version) and `amd-smi list|static|metric --json`."""
+"""AMD's `rocm-smi --json` and `--csv` of ROCm 4 to 6 (keys change by version), `amd-smi list|static|metric --json`."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +14,18 @@ from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, mib, number, pci_address
 
 _CARD = re.compile(r"^card(\d{1,4})$")
+_CSV = re.compile(r"^(?:device|gpu),\s*[A-Za-z]", re.IGNORECASE | re.MULTILINE)
 _HEX = re.compile(r"^0x[0-9a-fA-F]{1,8}$")
 
 
 def looks_like(text: str) -> bool:
-    return bool(re.search(r'"card\d+"\s*:', text)) or '"asic"' in text or ('"gpu"' in text and '"bdf"' in text)
+    listed = '"asic"' in text or ('"gpu"' in text and '"bdf"' in text)
+    return listed or bool(re.search(r'"card\d+"\s*:', text) or _CSV.search(text))
 
 
 def parse(text: str, source: str) -> Report:
+    if "{" not in text and "[" not in text[:1] and _CSV.search(text):
+        return _parse_csv(text, source)
     whole = jsontext.load(text)
     notes: list[Note] = []
     cards: Mapping[str, Any]
@@ -45,6 +50,26 @@ def parse(text: str, source: str) -> Report:
         notes=tuple(notes),
         driver_version=driver,
     )
+
+
+def _parse_csv(text: str, source: str) -> Report:
+    """A heading of the JSON's keys, then a line for each card; tables of other keys may follow."""
+    heading: list[str] = []
+    cards: dict[int, dict[str, Any]] = {}
+    for line in text.splitlines():
+        try:
+            row = next(csv.reader([line]), [])
+        except csv.Error:
+            row = line.split(",")
+        if _CSV.match(line):
+            heading = row
+            continue
+        found = re.fullmatch(r"(?:card)?(\d{1,4})", row[0].strip()) if row and heading else None
+        if found and len(row) > 1:
+            for key, value in zip(heading[1:], row[1:], strict=False):
+                cards.setdefault(int(found.group(1)), {}).setdefault(key, value.strip())
+    devices = unique(_rocm_card(index, card, source) for index, card in cards.items())
+    return Report(source=source, vendor=Vendor.AMD, devices=devices)
 
 
 def _rocm_card(index: int, card: dict[str, Any], source: str) -> Accelerator:
@@ -72,6 +97,7 @@ def _rocm_card(index: int, card: dict[str, Any], source: str) -> Accelerator:
             architecture=value("gfx version"),
             memory_total_bytes=integer(value("vram total memory (b)")),
             memory_used_bytes=integer(value("vram total used memory (b)")),
+            memory_used_percent=number(value("gpu memory allocated (vram%)")),
             utilisation_percent=number(value("gpu use (%)")),
             temperature_c=number(value("temperature (sensor junction) (c)", "temperature (sensor edge) (c)")),
             power_w=number(value("average graphics package power (w)", "current socket graphics package power (w)")),
@@ -140,6 +166,9 @@ def describe(entry: dict[str, Any], source: str) -> Accelerator:
             utilisation_percent=number(_at(entry, "usage", "gfx_activity")),
             temperature_c=number(_at(entry, "temperature", "hotspot") or _at(entry, "temperature", "edge")),
             power_w=number(_at(entry, "power", "socket_power")),
+            ecc_uncorrected=integer(_at(entry, "ecc", "total_uncorrectable_count")),
+            pcie_width=integer(_at(entry, "pcie", "width")),
+            pcie_width_max=integer(_at(entry, "bus", "max_pcie_width")),
             power_limit_w=number(_at(entry, "limit", "max_power") or _at(entry, "limit", "power_limit")),
             partition_mode=mode,
             numa_node=integer(_at(entry, "numa", "node")),

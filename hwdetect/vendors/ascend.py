@@ -45,7 +45,7 @@ def parse(text: str, source: str) -> Report:
         return _parse_topology(text, source)
     if re.search(r"^\s*NPU ID\s+(?:Slot ID\s+)?Chip ID", text, re.MULTILINE):
         return _parse_mapping(text, source)
-    if "Usage Rate(%)" in text or "Capacity(MB)" in text:
+    if "Usage Rate(%)" in text or "Capacity(MB)" in text or "Real-time Power(W)" in text:
         return _parse_usages(text, source)
     if re.search(r"^\s*NPU ID\s*:", text, re.MULTILINE) or "Total Count" in text:
         return _parse_list(text, source)
@@ -229,30 +229,62 @@ def _parse_list(text: str, source: str) -> Report:
     total: int | None = None
     devices: list[Accelerator] = []
     npu: int | None = None
+    address: str | None = None
+    driver: str | None = None
+    pci_id: str | None = None
     for _, key, value in key_values(text.splitlines()):
         if key == "Total Count":
             total = integer(value)
         elif key == "NPU ID":
             npu = integer(value)
+        elif key == "PCIe Bus Info":
+            address = pci_address(value)
+        elif key == "Software Version":
+            driver = known(value)
+        elif key == "PCI Device ID":
+            found = re.fullmatch(r"0x([0-9A-Fa-f]{4})", value)
+            pci_id = f"19e5:{found.group(1).lower()}" if found else None
         elif key == "Chip Count" and npu is not None:
             for chip in range(min(integer(value) or 0, 16)):
-                devices.append(Accelerator.of(source, vendor=Vendor.ASCEND, card=npu, chip=chip))
-            npu = None
+                # A board's address is that of its first chip
+                devices.append(
+                    Accelerator.of(
+                        source,
+                        vendor=Vendor.ASCEND,
+                        card=npu,
+                        chip=chip,
+                        pci_address=address if chip == 0 else None,
+                        pci_id=pci_id,
+                        driver_version=driver,
+                    )
+                )
+            npu = address = driver = pci_id = None
     listed = unique(devices)
     numbered = tuple(d.with_facts(source, index=n) for n, d in enumerate(listed))
-    return Report(source=source, vendor=Vendor.ASCEND, devices=numbered, expected_devices=total)
+    drivers = {d.driver_version for d in numbered if d.driver_version}
+    return Report(
+        source=source,
+        vendor=Vendor.ASCEND,
+        devices=numbered,
+        driver_version=drivers.pop() if len(drivers) == 1 else None,
+        expected_devices=total,
+    )
 
 
 def _parse_usages(text: str, source: str) -> Report:
     """`info -t usages|memory|common -i N`: `Key(unit) : value` lines of each chip, its `Chip ID` being the last."""
     npu: int | None = None
+    # `-t common` begins a chip with its id, the others end it so
+    leads = bool(re.search(r"^\s*Chip ID\s*:.*\n\s*\S[^\n]*Rate\(%\)", text, re.MULTILINE))
     blocks: list[dict[str, str]] = [{}]
     for _, key, value in key_values(text.splitlines()):
         if key == "NPU ID":
             npu = integer(value) if npu is None else npu
             continue
+        if key == "Chip ID" and leads:
+            blocks.append({})
         blocks[-1].setdefault(key, value)
-        if key == "Chip ID":
+        if key == "Chip ID" and not leads:
             blocks.append({})
     chips: dict[int, dict[str, str]] = {}
     for block in blocks:
@@ -272,8 +304,11 @@ def _usages(values: dict[str, str], npu: int | None, source: str) -> Accelerator
 
     total = size("HBM Capacity(MB)", "DDR Capacity(MB)", "Memory Capacity(MB)")
     kind = "HBM" if size("HBM Capacity(MB)") else "DDR" if size("DDR Capacity(MB)") else "Memory"
+    if total is None and "HBM Usage Rate(%)" in values:
+        kind = "HBM"  # `-t common` has rates alone; chips with HBM compute from it
     share = number(values.get(f"{kind} Usage Rate(%)"))
-    if total is None and share is None:
+    power, heat = number(values.get("NPU Real-time Power(W)")), number(values.get("Temperature(C)"))
+    if total is None and share is None and power is None and heat is None:
         return None
     known_share = total is not None and share is not None and 0 <= share <= 100
     chip = integer(values.get("Chip ID"))
@@ -285,5 +320,8 @@ def _usages(values: dict[str, str], npu: int | None, source: str) -> Accelerator
         memory_total_bytes=total,
         memory_used_percent=share,
         memory_used_bytes=int(total * share / 100) if known_share and total and share is not None else None,
+        power_w=power,
+        temperature_c=heat,
+        compute_units=integer(values.get("Aicore Count")),
         utilisation_percent=number(values.get("Aicore Usage Rate(%)") or values.get("AICore Usage Rate(%)")),
     )

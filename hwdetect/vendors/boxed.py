@@ -11,6 +11,8 @@ from hwdetect.text import integer, known, mib, pci_address
 from hwdetect.vendors.box import Row, cells_of, celsius, percent, rows, title_value, watts
 
 _NAMED = re.compile(r"^\s*(\d{1,4})\s+(.+?)(?:\s+(On|Off|N/A|Enabled|Disabled))?\s*$")
+_NUMBERED = re.compile(r"^\s*(\d{1,4})(?:\s+(?:On|Off|N/A))?\s*$")
+_ALONE = re.compile(r"(?<![\w./])(\d+(?:\.\d+)?)\s?W\b(?:\s*/\s*NA?\b)?")
 _CNMON = re.compile(r"^\s*(\d{1,4})\s+(\S+)\s+(\S.*?)\s+(v[\d.]+|N/A)\s*$")
 _PROCESS = re.compile(
     r"^\s*(\d{1,4})\s+(?:(?:N/A|/|\d{1,3})\s+){0,2}?(\d{1,10})\s+(?:([CG+]{1,3})\s+)?(\S.*?)(?:\s+(\d+)\s*([KMG]i?B)?)?\s*$"
@@ -27,9 +29,10 @@ class Dialect:
     runtime_label: str = ""
     utilisation_cell: tuple[int, int] = (1, 2)
     errors_cell: tuple[int, int] | None = None
-    health_cell: tuple[int, int] | None = None
+    says_health: bool = False  # in the last cell of the second line
     ecc_cell: tuple[int, int] | None = None
     needs_address: bool = True
+    boards: bool = False  # a first column may number boards; devices are then numbered in the second
     cnmon: bool = False
 
 
@@ -43,7 +46,8 @@ METAX = Dialect(
     ("MACA Version",),
     "MACA ",
     utilisation_cell=(0, 3),
-    health_cell=(1, 3),
+    says_health=True,
+    boards=True,
 )
 CAMBRICON = Dialect(Vendor.CAMBRICON, ("Driver",), utilisation_cell=(0, 2), needs_address=False, cnmon=True)
 
@@ -74,25 +78,31 @@ def _starts(cells: list[str], dialect: Dialect) -> tuple[int, str] | None:
         card = _CNMON.match(cells[0])
         return (int(card.group(1)), card.group(3)) if card else None
     found = _NAMED.match(cells[0])
+    numbered = _NUMBERED.match(cells[1]) if found and dialect.boards and len(cells) == 4 else None
     if not found or not re.search(r"[A-Za-z]", found.group(2)) or "%" in found.group(2)[:4]:
         return None
     if dialect.needs_address and not any(pci_address(cell) for cell in cells[1:]):
         return None
-    return int(found.group(1)), found.group(2).strip()
+    return int(numbered.group(1) if numbered else found.group(1)), found.group(2).strip()
 
 
 def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[DeviceProcess]] | None) -> Accelerator:
     used, total = row.memory()
     draw, limit = watts(row.cell(1, 0))
+    if draw is None and (alone := _ALONE.search(row.cell(1, 0))) and "/" not in row.cell(1, 0)[: alone.start()]:
+        draw = float(alone.group(1))
     errors = integer(row.cell(*dialect.errors_cell)) if dialect.errors_cell else None
-    health = known(row.cell(*dialect.health_cell)) if dialect.health_cell else None
+    health = _health(row, dialect)
     ecc = row.cell(*dialect.ecc_cell) if dialect.ecc_cell else ""
     row_driver = re.search(r"\bv\d[\w.]*", row.cell(0, 1)) if dialect.cnmon else None
+    # Columns glue the persistence word to names in some widths
+    title = re.sub(r"\s+(?:On|Off|N/A)$", "", row.title)
     device = Accelerator.of(
         source,
         vendor=dialect.vendor,
         index=row.index,
-        name=_product(row.title, dialect.vendor),
+        card=_board(row, dialect),
+        name=product(title, dialect.vendor),
         pci_address=row.address,
         architecture=_GAUDI.get(row.title.split()[0]) if dialect.vendor is Vendor.GAUDI else None,
         driver_version=row_driver.group() if row_driver else None,
@@ -115,16 +125,31 @@ def _device(row: Row, source: str, dialect: Dialect, processes: dict[int, list[D
     return checked_memory(device)
 
 
+def _health(row: Row, dialect: Dialect) -> str | None:
+    """The words of the state's cell; "Not Available" is a state here, which elsewhere means that nothing is known."""
+    said = row.lines[1][-1].strip() if dialect.says_health and len(row.lines) > 1 else ""
+    return said if re.fullmatch(r"[A-Za-z][A-Za-z ]*", said) else None
+
+
+def _board(row: Row, dialect: Dialect) -> int | None:
+    """The board's number where the table has one beside the device's."""
+    if not (dialect.boards and len(row.lines[0]) == 4 and _NUMBERED.match(row.lines[0][1])):
+        return None
+    found = _NAMED.match(row.lines[0][0])
+    return int(found.group(1)) if found else None
+
+
 def _utilisation(row: Row, dialect: Dialect) -> float | None:
     """The cell that the heading names; MetaX' older table has it in the first line's last one."""
     found = percent(row.cell(*dialect.utilisation_cell))
     return percent(row.lines[0][-1]) if found is None and dialect.vendor is Vendor.METAX else found
 
 
-def _product(name: str, vendor: Vendor) -> str:
-    # Columns glue the persistence word to names in some widths
-    trimmed = re.sub(r"\s+(?:On|Off|N/A)$", "", name).strip()
-    return f"Kunlun {trimmed}" if vendor is Vendor.KUNLUNXIN and not trimmed.lower().startswith("kunlun") else trimmed
+def product(name: str | None, vendor: Vendor) -> str | None:
+    """The name with its maker's line where the tool leaves that out."""
+    trimmed = (name or "").strip()
+    bare = vendor is Vendor.KUNLUNXIN and trimmed and not trimmed.lower().startswith("kunlun")
+    return f"Kunlun {trimmed}" if bare else trimmed or None
 
 
 def _processes(text: str) -> dict[int, list[DeviceProcess]]:

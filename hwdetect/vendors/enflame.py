@@ -9,8 +9,10 @@ from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, mib, number, pci_address
 from hwdetect.vendors.box import Row, celsius, rows, title_value
 
-_FIRST = re.compile(r"^\s*(\d{1,4})\s+([A-Za-z]\S*)\s*$")
-_DRAW = re.compile(r"(\d+(?:\.\d+)?)W\s+(\d+(?:\.\d+)?)W")
+# The name stands alone in older versions and after the maker's from 1.6 on
+_FIRST = re.compile(r"^\s*(\d{1,4})\s+(?:Enflame\s+)?([A-Za-z]\S*)\s*$")
+_DRAW = re.compile(r"(\d+(?:\.\d+)?)W\s+/?\s*(\d+(?:\.\d+)?)W")
+_HEAT = re.compile(r"^\s*(\d{1,3})(?:\s*C|\u2103)?\s")
 
 
 def looks_like(text: str) -> bool:
@@ -44,7 +46,7 @@ def _bus(cell: str) -> str:
 
 
 def _row(row: Row, source: str) -> Accelerator:
-    power = _DRAW.search(row.cell(1, 0))
+    power, heat = _DRAW.search(row.cell(1, 0)), _HEAT.match(f"{row.cell(1, 0)} ")
     total = mib(row.cell(1, 1).split()[0]) if row.cell(1, 1) else None
     share = number(row.cell(1, 2).split("%")[0]) if "%" in row.cell(1, 2) else None
     ecc = row.cell(0, 2).split()[-1] if row.cell(0, 2) else ""
@@ -55,7 +57,7 @@ def _row(row: Row, source: str) -> Accelerator:
         name=f"Enflame {row.title}",
         pci_address=pci_address(_bus(row.cell(0, 2))),
         memory_total_bytes=total,
-        temperature_c=celsius(row.cell(1, 0)),
+        temperature_c=celsius(row.cell(1, 0)) if heat is None else float(heat.group(1)),
         power_w=float(power.group(1)) if power else None,
         power_limit_w=float(power.group(2)) if power else None,
         utilisation_percent=share,
@@ -135,6 +137,7 @@ def _block(index: int, values: dict[tuple[str, str], str], source: str) -> Accel
     address = f"{parts[0]}:{parts[1]}:{parts[2]}.{parts[3]}" if all(parts) else None
     name = value("Dev Name")
     health = value("Health")
+    ecc = within("ECC Mode", "Current") or value("Mem Ecc") or ""
     device = Accelerator.of(
         source,
         vendor=Vendor.ENFLAME,
@@ -152,7 +155,7 @@ def _block(index: int, values: dict[tuple[str, str], str], source: str) -> Accel
         temperature_c=number(value("GCU Temp")),
         power_w=number(value("Cur Power")),
         power_limit_w=number(value("Power Capa")),
-        ecc_enabled={"Enable": True, "Disable": False}.get(within("ECC Mode", "Current") or ""),
+        ecc_enabled={"enable": True, "disable": False}.get(ecc.lower()),
         ecc_uncorrected=integer(within("RMA Info", "Total DBE")),
         health=health,
         pcie_generation=integer((value("Cur Link Speed") or "").removeprefix("Gen")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from typing import Any
 
@@ -12,12 +13,17 @@ from hwdetect.text import integer, known, mib, pci_address, size_bytes
 from hwdetect.vendors import boxed
 from hwdetect.vendors.box import cells_of
 
+_DUMPED = re.compile(r"^Device ID,(?:Device|Vendor|PCI|UUID|SOC|DRM)", re.MULTILINE)
+
 
 def looks_like(text: str) -> bool:
-    return "Intel XPU-SMI" in text or "Intel(R)" in text or '"vendor_name": "Intel' in text
+    marks = ("Intel XPU-SMI", "Intel(R)", '"vendor_name": "Intel')
+    return any(mark in text for mark in marks) or bool(_DUMPED.search(text))
 
 
 def parse(text: str, source: str) -> Report:
+    if _DUMPED.search(text):
+        return _parse_dump(text, source)
     if '"device_list"' in text or '"device_name"' in text:
         return _parse_json(text, source)
     if "Device Information" in text or "Device Name:" in text:
@@ -38,7 +44,28 @@ def _parse_discovery(text: str, source: str) -> Report:
             key, colon, value = "|".join(cells[1:]).partition(":")
             if colon:
                 current.setdefault(key.strip(), value.strip())
-    devices = [_device(index, values, source) for index, values in blocks.items() if values]
+    return _report([_device(index, values, source) for index, values in blocks.items() if values], source)
+
+
+def _parse_dump(text: str, source: str) -> Report:
+    """`xpu-smi discovery --dump N,...`: the table's keys as a heading, then a line for each device."""
+    heading: list[str] = []
+    blocks: dict[int, dict[str, str]] = {}
+    for line in text.splitlines():
+        if _DUMPED.match(line):
+            heading = line.strip().split(",")
+            continue
+        try:
+            row = next(csv.reader([line]), [])
+        except csv.Error:
+            row = []
+        index = integer(row[0]) if row and heading else None
+        if index is not None and len(row) > 1:
+            blocks.setdefault(index, dict(zip(heading[1:], (cell.strip() for cell in row[1:]), strict=False)))
+    return _report([_device(index, values, source) for index, values in blocks.items()], source)
+
+
+def _report(devices: list[Accelerator], source: str) -> Report:
     drivers = {d.driver_version for d in devices if d.driver_version}
     return Report(
         source=source,

@@ -35,7 +35,7 @@ def parse(text: str, source: str) -> Report:
             found.setdefault(int(first.group(1)), current)
         if re.match(r"^[+\-=]{3,}", line):
             current = None
-        elif current is not None and len(current) < 4:
+        elif current is not None and len(current) < 4 and line.strip():
             current.append(line)
     processes = _processes(tail) if tail else None
     version = known(driver.group(1)) if driver else None
@@ -59,7 +59,7 @@ def _device(lines: list[str], source: str, processes: dict[int, list[DeviceProce
     third = lines[2].split("|") if len(lines) > 2 else []
     lanes = _LANES.search(second[1]) if len(second) > 1 else None
     kind = second[0].split() if second else []
-    ecc = known(third[-1]) if third else None
+    ecc = known(third[-1]) if len(third) > 1 else None
     return checked_memory(
         Accelerator.of(
             source,

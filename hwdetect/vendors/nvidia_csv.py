@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import re
 
-from hwdetect.accelerator import Accelerator, Vendor
+from hwdetect.accelerator import Accelerator, DeviceProcess, State, Vendor
 from hwdetect.machine import Note, Severity
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, mib, number, pci_address
 
 _COLUMNS = re.compile(r"--query-(?:gpu|ppu)=([\w.,]+)")
+_PROCESSES = re.compile(r"--query-(?:compute|accounted)-apps=([\w.,]+)")
+_PROCESSES_HEADING = re.compile(r"^(?:[a-z_]+, )*pid(?:,|\s*$)")
+_BROKEN = ("[unknown error]", "[gpu is lost]", "err!", "[gpu requires reset]")
 _UNIT = re.compile(r"\s*\[([^\]]*)\]\s*$")
 
 # What is asked for when the machine is asked: enough for every fact that this form can give
@@ -23,6 +26,8 @@ QUERY = (
 
 def looks_like(text: str) -> bool:
     first = next((line for line in text.splitlines() if line.strip()), "")
+    if re.search(r"(?:^|, )pid(?:,|$)", first):
+        return True
     named = "," in first and any(name in first for name in ("memory.total", "driver_version", "pci.bus_id"))
     return named or bool(re.match(r"^\d{1,4}, [^,]+(?:, [^,]*)+$", first))
 
@@ -41,6 +46,8 @@ def parse(text: str, source: str, vendor: Vendor = Vendor.NVIDIA) -> Report:
     except csv.Error:
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     columns = columns_asked(source)
+    if _PROCESSES.search(source) or any(_PROCESSES_HEADING.match(line) for line in lines):
+        return _processes(rows, source, vendor)
     notes: tuple[Note, ...] = ()
     heading = next((row for row in rows if _is_heading(row)), None)
     rows = [row for row in rows if not _is_heading(row)]
@@ -58,6 +65,31 @@ def parse(text: str, source: str, vendor: Vendor = Vendor.NVIDIA) -> Report:
         notes=notes,
         driver_version=drivers.pop() if len(drivers) == 1 else None,
     )
+
+
+def _processes(rows: list[list[str]], source: str, vendor: Vendor) -> Report:
+    """`--query-compute-apps`: each row is a process; only its UUID or address says on which device."""
+    asked = _PROCESSES.search(source)
+    columns = [name for name in asked.group(1).split(",") if name] if asked else []
+    found: dict[tuple[str | None, str | None], dict[int, DeviceProcess]] = {}
+    for row in rows:
+        if "pid" in row:
+            columns = [_UNIT.sub("", cell) for cell in row]
+            continue
+        cells = dict(zip(columns, row, strict=False))
+        pid = integer(cells.get("pid"))
+        place = (known(cells.get("gpu_uuid")), pci_address(cells.get("gpu_bus_id")))
+        if pid is None or place == (None, None):
+            continue
+        name = known(cells.get("process_name") or cells.get("name"))
+        size = mib(cells.get("used_gpu_memory") or cells.get("used_memory"))
+        found.setdefault(place, {}).setdefault(pid, DeviceProcess(pid, name, size, True))
+    devices = unique(
+        Accelerator.of(source, vendor=vendor, uuid=uuid, pci_address=address, processes=tuple(by_pid.values()))
+        for (uuid, address), by_pid in found.items()
+    )
+    note = Note(Severity.INFO, source, "a list of processes: it names only devices that one of them uses")
+    return Report(source=source, vendor=vendor, devices=devices, notes=(note,), understood=True)
 
 
 def _is_heading(row: list[str]) -> bool:
@@ -83,7 +115,7 @@ def _device(columns: list[str], row: list[str], position: int, source: str, vend
     ids = (value("pci.device_id") or "").removeprefix("0x")
     mode = value("mig.mode.current")
     ecc = value("ecc.mode.current")
-    return checked_memory(
+    device = checked_memory(
         Accelerator.of(
             source,
             vendor=vendor,
@@ -98,8 +130,8 @@ def _device(columns: list[str], row: list[str], position: int, source: str, vend
             memory_used_bytes=mib(value("memory.used")),
             memory_free_bytes=mib(value("memory.free")),
             memory_reserved_bytes=mib(value("memory.reserved")),
-            utilisation_percent=number(value("utilization.gpu")),
-            temperature_c=number(value("temperature.gpu")),
+            utilisation_percent=number(value("utilization.gpu", "utilization.aip", "utilization.ppu")),
+            temperature_c=number(value("temperature.gpu", "temperature.aip", "temperature.ppu")),
             power_w=number(value("power.draw", "power.draw.instant", "power.draw.average")),
             power_limit_w=number(value("power.limit", "enforced.power.limit")),
             ecc_enabled={"Enabled": True, "Disabled": False}.get(ecc or ""),
@@ -111,3 +143,10 @@ def _device(columns: list[str], row: list[str], position: int, source: str, vend
             pcie_width_max=integer(value("pcie.link.width.max")),
         )
     )
+    sizes = (cells.get("memory.total", ""), cells.get("memory.used", ""))
+    broken = next((cell for cell in sizes if cell.lower() in _BROKEN), None)
+    if broken is None:
+        return device
+    state = State.LOST if "lost" in broken.lower() else State.UNHEALTHY
+    fix = "look for Xid errors: sudo dmesg | grep -i xid; then reset it or reboot"
+    return device.with_facts(source, state=state, reason=f"its memory reads as {broken}", fix=fix)

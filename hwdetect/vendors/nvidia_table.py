@@ -15,8 +15,15 @@ _MIG = re.compile(r"^\s*(\d{1,4})\s+(\d{1,4})\s+(\d{1,4})\s+(\d{1,4})\s*$")
 _PROCESS = re.compile(
     r"^\s*(\d{1,4})\s+(?:(\d+|N/A)\s+(\d+|N/A)\s+)?(\d{1,10})\s+([CG+MP]{1,5})\s+(.*?)\s+(\d+\s*[KMG]i?B|N/A)?\s*$"
 )
-_LOST = re.compile(r"Unable to determine the device handle for GPU\s*:?\s*(\S+?):?\s+(?:is\s+)?(.*)$", re.MULTILINE)
+# "GPU 0000:02:00.0: ..." of old drivers, "GPU0000:02:00.0: ..." and "GPU1: 0000:02:00.0: ..." of newer ones
+_LOST = re.compile(
+    r"Unable to determine the device handle for GPU\s*(?:(\d{1,4})\s*:\s+(?=[0-9a-f]{4,8}:))?"
+    r":?\s*(\S+?):?\s+(?:is\s+)?(.*)$",
+    re.MULTILINE | re.IGNORECASE,
+)
 
+_FAILED = "nvidia-smi prints ERR! where its name, errors, load or slices belong: it does not answer"
+_FAILED_FIX = "look for Xid errors: sudo dmesg | grep -i xid; then reset it: sudo nvidia-smi -r -i N; else reboot"
 DRIVER_FIX = "install or load the NVIDIA driver: sudo modprobe nvidia; then check with: nvidia-smi"
 
 
@@ -25,7 +32,7 @@ def looks_like(text: str) -> bool:
 
 
 def parse(text: str, source: str) -> Report:
-    problems = tuple(_problems(text))
+    problems = tuple(problems_of(text))
     found = rows(text, _starts)
     processes = _processes(text) if "Processes" in text else None
     partitions = _partitions(text)
@@ -77,7 +84,7 @@ def _device(
         source,
         vendor=Vendor.NVIDIA,
         index=row.index,
-        name=name,
+        name=known(name),
         pci_address=pci_address(row.cell(0, 1)),
         memory_total_bytes=total,
         memory_used_bytes=used,
@@ -92,6 +99,9 @@ def _device(
         partitions=tuple(own) or None,
         processes=tuple(processes.get(row.index, ())) if processes is not None else None,
     )
+    failed = "ERR!" in (name, ecc, mig) or "ERR!" in row.cell(1, 2)
+    if failed:  # a sensor alone may fail on a card that works: fan and power do not count
+        device = device.with_facts(source, state=State.UNHEALTHY, reason=_FAILED, fix=_FAILED_FIX)
     if name.endswith("..."):
         device = device.with_facts(source, warnings=("the table cuts the name; nvidia-smi -L has it in full",))
     return checked_memory(device)
@@ -166,6 +176,22 @@ _MESSAGES: tuple[tuple[str, Problem], ...] = (
         Problem(State.DRIVER_MISSING, "the NVIDIA driver is not loaded", DRIVER_FIX),
     ),
     (
+        "GPU access blocked by the operating system",
+        Problem(
+            State.NO_PERMISSION,
+            "the operating system does not let this process use the GPU",
+            "under WSL 2: wsl --update, then wsl --shutdown; also update Windows' NVIDIA driver",
+        ),
+    ),
+    (
+        "couldn't find libnvidia-ml.so",
+        Problem(
+            State.DRIVER_MISSING,
+            "the NVIDIA driver's library libnvidia-ml.so is not installed or not found",
+            "install the driver, or start the container with --gpus all; then: sudo ldconfig",
+        ),
+    ),
+    (
         "Failed to initialize NVML",
         Problem(State.UNKNOWN, "NVML could not be initialised", "check the driver with: nvidia-smi"),
     ),
@@ -180,18 +206,21 @@ _MESSAGES: tuple[tuple[str, Problem], ...] = (
 )
 
 
-def _problems(text: str) -> list[Problem]:
+def problems_of(text: str) -> list[Problem]:
+    """What the tool's messages say, above, below or instead of what was asked for."""
     found = next((problem for mark, problem in _MESSAGES if mark in text), None)
     problems = [found] if found else []
     for handle in _LOST.finditer(text):
-        address = pci_address(handle.group(1).rstrip(":"))
-        said = handle.group(2).strip() or "unknown error"
+        number, where, words = handle.groups()
+        address = pci_address(where.rstrip(":"))
+        said = words.strip() or "unknown error"
         lost = "lost" in said.lower()
         problem = Problem(
             State.LOST if lost else State.UNHEALTHY,
-            f"GPU {address or handle.group(1)} does not answer: {said.split('.')[0]}",
+            f"GPU {address or where} does not answer: {said.split('.')[0]}",
             "reboot the machine; if it comes back, reseat the card and check power and the kernel log for Xid errors",
             address,
+            int(number) if number else None,
         )
         if problem not in problems:
             problems.append(problem)

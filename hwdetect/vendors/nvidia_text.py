@@ -1,4 +1,4 @@
-"""`nvidia-smi -q`: the same facts as the XML, as indented `Key : value` lines."""
+"""`nvidia-smi -q`: the same facts as the XML, as indented `Key : value` lines; and the tools that copied the form."""
 
 from __future__ import annotations
 
@@ -8,12 +8,30 @@ from dataclasses import dataclass, field
 from hwdetect.accelerator import Accelerator, DeviceProcess, Vendor
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, number, pci_address, sized
+from hwdetect.vendors import boxed
 
-_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
+_GPU = re.compile(r"^(?:GPU|XPU|PPU) ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
+# What else than "GPU" the copies write where it stands; their sections differ in two names
+_WORD = re.compile(r"^(?:XPU|PPU)(?= )")
+_NAMES = {"Memory Usage": "FB Memory Usage", "Ecc Mode": "ECC Mode", "Xpu": "Gpu", "Ppu": "Gpu"}
+_COPIES = (
+    (Vendor.ILUVATAR, re.compile(r"IXSMI|IX-ML|Iluvatar")),
+    (Vendor.KUNLUNXIN, re.compile(r"^XPU [0-9A-Fa-f]{4,8}:|XPU-RT Version|KUNLUNXIN", re.MULTILINE)),
+    (Vendor.THEAD, re.compile(r"^PPU [0-9A-Fa-f]{4,8}:|PPU-ZW", re.MULTILINE)),
+)
 
 
 def looks_like(text: str) -> bool:
-    return "NVSMI LOG" in text or bool(re.search(r"^GPU [0-9A-Fa-f]{8}:", text, re.MULTILINE) and "FB Memory" in text)
+    opened = re.search(r"^(?:GPU|XPU|PPU) [0-9A-Fa-f]{8}:", text, re.MULTILINE)
+    return "NVSMI LOG" in text or bool(opened and "Memory Usage" in text)
+
+
+_COUNTS = ("Attached GPUs", "Attached XPUs", "Attached PPUs")
+_RUNTIMES = {
+    Vendor.KUNLUNXIN: ("XPU-RT Version", "XPU-RT"),
+    Vendor.ILUVATAR: ("CUDA Version", "CUDA API"),
+    Vendor.THEAD: ("CUDA Version", "CUDA API"),
+}
 
 
 @dataclass
@@ -30,16 +48,18 @@ class Block:
 def parse(text: str, source: str) -> Report:
     common, blocks = _blocks(text)
     driver = known(common.get("Driver Version"))
-    cuda = known(common.get("CUDA Version"))
-    runtime = f"CUDA {cuda}" if cuda else None
-    devices = unique(_device(block, n, source) for n, block in enumerate(blocks))
+    vendor = next((maker for maker, mark in _COPIES if mark.search(text)), Vendor.NVIDIA)
+    key, label = _RUNTIMES.get(vendor, ("CUDA Version", "CUDA"))
+    version = known(common.get(key))
+    runtime = f"{label} {version}" if version else None
+    devices = unique(_device(block, n, source, vendor) for n, block in enumerate(blocks))
     return Report(
         source=source,
-        vendor=Vendor.NVIDIA,
+        vendor=vendor,
         devices=tuple(d.with_facts(source, driver_version=driver, runtime_version=runtime) for d in devices),
         driver_version=driver,
         runtime_version=runtime,
-        expected_devices=integer(common.get("Attached GPUs")),
+        expected_devices=integer(next((common[key] for key in _COUNTS if key in common), None)),
     )
 
 
@@ -60,7 +80,8 @@ def _blocks(text: str) -> tuple[dict[str, str], list[Block]]:
             continue
         while path and path[-1][0] >= indent:
             path.pop()
-        name = key.strip().removesuffix(":").strip()
+        name = _WORD.sub("GPU", key.strip().removesuffix(":").strip())
+        name = _NAMES.get(name, name)
         if not colon:
             path.append((indent, name))
         elif current is None:
@@ -71,7 +92,7 @@ def _blocks(text: str) -> tuple[dict[str, str], list[Block]]:
     return common, list(blocks.values())
 
 
-def _device(block: Block, position: int, source: str) -> Accelerator:
+def _device(block: Block, position: int, source: str, vendor: Vendor) -> Accelerator:
     ids = (block.value("PCI", "Device Id") or "").removeprefix("0x")
     minor = integer(block.value("Minor Number"))
     power = ("GPU Power Readings", "Power Readings")
@@ -80,18 +101,22 @@ def _device(block: Block, position: int, source: str) -> Accelerator:
         for part in power
         for name in ("Instantaneous Power Draw", "Average Power Draw", "Power Draw")
     ]
-    limits = [block.value(part, name) for part in power for name in ("Current Power Limit", "Power Limit")]
+    limits = [
+        block.value(part, name)
+        for part in power
+        for name in ("Current Power Limit", "Power Limit", "Enforced Power Limit")
+    ]
     link = ("PCI", "GPU Link Info")
     return checked_memory(
         Accelerator.of(
             source,
-            vendor=Vendor.NVIDIA,
+            vendor=vendor,
             index=position,
-            name=block.value("Product Name"),
+            name=boxed.product(block.value("Product Name"), vendor),
             uuid=block.value("GPU UUID"),
             pci_address=pci_address(block.address),
             pci_id=f"{ids[4:]}:{ids[:4]}".lower() if re.fullmatch(r"[0-9A-Fa-f]{4}10[Dd][Ee]", ids) else None,
-            nodes=(f"/dev/nvidia{minor}",) if minor is not None else None,
+            nodes=(f"/dev/nvidia{minor}",) if minor is not None and vendor is Vendor.NVIDIA else None,
             architecture=block.value("Product Architecture"),
             memory_total_bytes=sized(block.value("FB Memory Usage", "Total")),
             memory_used_bytes=sized(block.value("FB Memory Usage", "Used")),

@@ -8,10 +8,16 @@ from hwdetect.accelerator import Accelerator, Link, LinkKind, Partition, Vendor
 from hwdetect.machine import Note, Severity
 from hwdetect.report import Report, unique
 from hwdetect.text import number
-from hwdetect.vendors import matrix
+from hwdetect.vendors import boxed, matrix, nvidia_table
 
-_GPU = re.compile(r"^GPU (\d{1,4}): (.+?)(?: \(UUID: ([^)]*)\)?)?\s*$")
+_GPU = re.compile(r"^(?:GPU|XPU|PPU) (\d{1,4}): (.+?)(?: \(UUID: ([^)]*)\)?)?\s*$")
 _MIG = re.compile(r"^\s+MIG ((?:\d+c\.)?\d+g\.\d+gb\S*)\s+Device\s+(\d{1,3})\s*:(?:\s*\(UUID: ([^)]*)\)?)?")
+# Tools that print the same list
+_COPIES = (
+    (Vendor.KUNLUNXIN, re.compile(r"^XPU \d+: |^xpu-smi\b", re.MULTILINE)),
+    (Vendor.THEAD, re.compile(r"^PPU \d+: |^ppu-smi\b", re.MULTILINE)),
+    (Vendor.ILUVATAR, re.compile(r"Iluvatar|^ixsmi\b", re.MULTILINE)),
+)
 _LANE = re.compile(r"^\s*Link (\d{1,3}):\s*(.+?)\s*$")
 
 
@@ -20,7 +26,7 @@ def looks_like_topology(text: str) -> bool:
 
 
 def looks_like_list(text: str) -> bool:
-    return bool(re.search(r"^GPU \d+: .+\(UUID", text, re.MULTILINE))
+    return bool(re.search(r"^(?:GPU|XPU|PPU) \d+: .+\(UUID", text, re.MULTILINE))
 
 
 def parse_topology(text: str, source: str) -> Report:
@@ -42,6 +48,7 @@ def parse_topology(text: str, source: str) -> Report:
 
 def parse_list(text: str, source: str) -> Report:
     """`nvidia-smi -L` and `nvidia-smi nvlink -s`: both begin each GPU with the same line."""
+    vendor = next((maker for maker, mark in _COPIES if mark.search(text) or mark.search(source)), Vendor.NVIDIA)
     gpus: dict[int, tuple[str, str | None]] = {}
     partitions: dict[int, dict[int, Partition]] = {}
     lanes: dict[int, dict[int, float | None]] = {}
@@ -59,14 +66,17 @@ def parse_list(text: str, source: str) -> Report:
         elif lane and current is not None:
             speed = number(lane.group(2)) if "inactive" not in lane.group(2).lower() else None
             lanes.setdefault(current, {}).setdefault(int(lane.group(1)), speed)
+        elif "unable to retrieve nvlink information" in line.lower() and "inactive" in line.lower():
+            if current is not None:
+                lanes.setdefault(current, {})  # it has links, and none is up
         elif "not supported" in line.lower() and "nvlink" in line.lower():
             notes.append(Note(Severity.INFO, source, f"links unknown: {line.strip()}"))
     devices = [
         Accelerator.of(
             source,
-            vendor=Vendor.NVIDIA,
+            vendor=vendor,
             index=index,
-            name=name,
+            name=boxed.product(name, vendor),
             uuid=uuid,
             partitions=tuple(partitions.get(index, {}).values()) or None,
             partition_mode="MIG" if index in partitions else None,
@@ -74,7 +84,8 @@ def parse_list(text: str, source: str) -> Report:
         )
         for index, (name, uuid) in gpus.items()
     ]
-    return Report(source=source, vendor=Vendor.NVIDIA, devices=unique(devices), notes=tuple(notes))
+    problems = tuple(nvidia_table.problems_of(text))
+    return Report(source=source, vendor=vendor, devices=unique(devices), problems=problems, notes=tuple(notes))
 
 
 def _bonded(lanes: dict[int, float | None]) -> tuple[Link, ...]:

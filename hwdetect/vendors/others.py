@@ -1,10 +1,10 @@
-"""Tools with one simple form each: Iluvatar's `ixsmi -q`, Gaudi's `hl-smi -Q`, MetaX's topology."""
+"""Tools with one simple form each: Iluvatar's `ixsmi -q`, Gaudi's `hl-smi -Q`, MetaX's topology and list."""
 
 from __future__ import annotations
 
 import re
 
-from hwdetect.accelerator import Accelerator, Vendor
+from hwdetect.accelerator import Accelerator, State, Vendor
 from hwdetect.report import Report, unique
 from hwdetect.text import key_values, known, mib, pci_address
 from hwdetect.vendors import matrix, nvidia_csv
@@ -78,6 +78,34 @@ def parse_metax_topology(text: str, source: str) -> Report:
         devices=devices,
         expected_devices=int(attached.group(1)) if attached else None,
     )
+
+
+_METAX_LISTED = re.compile(
+    r"^\s*GPU#(\d{1,4})\s+(\S.*?)\s+((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s+"
+    r"(Not Available|[A-Za-z]+)\s*(?:\(UUID:\s*([^)]*)\)?|\(([^)]*)\)?)?",
+    re.MULTILINE,
+)
+
+
+def parse_metax_list(text: str, source: str) -> Report:
+    """`mx-smi -L`: number, name, address, state and UUID, or why there is none."""
+    devices = []
+    for found in _METAX_LISTED.finditer(text):
+        index, name, address, state, uuid, why = found.groups()
+        device = Accelerator.of(
+            source,
+            vendor=Vendor.METAX,
+            index=int(index),
+            name=known(name),
+            pci_address=pci_address(address),
+            uuid=known(uuid),
+            health=state,
+        )
+        if state != "Available":
+            reason = f"mx-smi calls it {state}" + (f": {why}" if why else "")
+            device = device.with_facts(source, state=State.UNHEALTHY, reason=reason, fix="sudo dmesg | grep -i metax")
+        devices.append(device)
+    return Report(source=source, vendor=Vendor.METAX, devices=unique(devices))
 
 
 def parse_gaudi_query(text: str, source: str) -> Report:
