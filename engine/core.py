@@ -67,7 +67,7 @@ class EngineCore:
         self._failed_steps = 0
         self._step = 0
         self._last_step_s = 0.0
-        self._totals = {"prompt": 0, "cached": 0, "output": 0, "aborts": 0}
+        self._totals = {"prompt": 0, "cached": 0, "output": 0, "aborts": 0, "drafted": 0, "right": 0}
 
     # ---------------------------------------------------------------- requests
 
@@ -110,7 +110,8 @@ class EngineCore:
         With overlap the tokens reported are those of the step before: this one runs while they are read.
         Raises: WorkerError after several failed steps in a row.
         """
-        if self._inflight is not None and self._inflight.needs_host:
+        guessing = self.scheduler.knobs.speculation_tokens > 0  # a guess starts from the newest token
+        if self._inflight is not None and (self._inflight.needs_host or guessing):
             self._complete_inflight()
         chunks = self.scheduler.schedule()
         launched = self._launch(chunks) if chunks else None
@@ -146,6 +147,8 @@ class EngineCore:
             output_tokens_total=self._totals["output"],
             preemptions_total=self.scheduler.preemptions_total,
             aborts_total=self._totals["aborts"],
+            draft_tokens_total=self._totals["drafted"],
+            draft_accepted_total=self._totals["right"],
             last_step_s=self._last_step_s,
             rss_bytes=rss_bytes,
             device_bytes=device_bytes,
@@ -189,9 +192,16 @@ class EngineCore:
                 fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")
                 self._pending.append(self._finish(request, FinishReason.ERROR, error_info(fault)))
                 continue
-            self.scheduler.completed(chunk, None if result is None else result.token_id)
-            if result is not None and result.token_id is not None:
-                self._pending.append(self._deliver(request, result.token_id, result.logprob))
+            if result is None or result.token_id is None:
+                self.scheduler.completed(chunk, [])
+                continue
+            tokens = [result.token_id, *result.followed]
+            self._totals["drafted"] += len(chunk.draft)
+            self._totals["right"] += len(result.followed)
+            self.scheduler.completed(chunk, tokens)
+            for token in tokens:
+                if request.finish is None:  # an earlier one of them may have been the last
+                    self._pending.append(self._deliver(request, token, result.logprob))
 
     def _fail_step(self, chunks: list[ScheduledChunk], error: Exception) -> None:
         self._failed_steps += 1

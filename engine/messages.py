@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class FinishReason(StrEnum):
@@ -66,6 +66,7 @@ class Knobs(Struct, frozen=True, forbid_unknown_fields=True):
     token_budget: Annotated[int, Meta(ge=1)] = 512  # tokens of all kinds in a step
     prefill_chunk: Annotated[int, Meta(ge=1)] = 256  # prompt tokens of one request in a step
     prefix_cache: bool = True
+    speculation_tokens: Annotated[int, Meta(ge=0, le=16)] = 0  # guessed tokens a step checks at once; 0 = off
 
 
 class SetKnobs(Struct, frozen=True, tag=True):
@@ -128,6 +129,8 @@ class WorkerStats(Struct, frozen=True):
     output_tokens_total: int = 0
     preemptions_total: int = 0
     aborts_total: int = 0
+    draft_tokens_total: int = 0  # guessed
+    draft_accepted_total: int = 0  # ... and right
     last_step_s: float = 0.0
     rss_bytes: int = 0
     device_bytes: int = 0

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.devices import Device
-from engine.runner.sampler import is_plain_greedy, needs_own_tokens, uniform
+from engine.runner.sampler import uniform
 from engine.scheduler.request import Request
 
 MIN_TEMPERATURE = 1e-5
@@ -32,7 +32,7 @@ class Draw:
 
 def can_draw(request: Request) -> bool:
     """Whether the device can choose this request's next token by itself."""
-    return is_plain_greedy(request) or not needs_own_tokens(request)
+    return not request.needs_own_tokens
 
 
 def plan_draw(requests: list[Request]) -> Draw | None:
@@ -41,7 +41,7 @@ def plan_draw(requests: list[Request]) -> Draw | None:
     filtered: list[int] = []
     values = np.ones((len(requests), 5), np.float32)
     for row, request in enumerate(requests):
-        if is_plain_greedy(request):
+        if request.is_plain_greedy:
             continue
         p = request.sampling
         number = uniform(request.seed, len(request.token_ids))

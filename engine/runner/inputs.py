@@ -111,7 +111,7 @@ def build_arrays(chunks: Sequence[ScheduledChunk], tables: SlotTables, *, blocks
     else:
         flat: list[int] = []
         for chunk in chunks:
-            flat += chunk.request.token_ids[chunk.start : chunk.start + chunk.num_tokens]
+            flat += chunk.tokens()
         token_ids = np.array(flat, np.int32)
         owner = np.repeat(np.arange(count, dtype=np.int32), lengths)
         positions = np.arange(len(flat), dtype=np.int32) - query_starts[:-1][owner] + starts[owner]
@@ -124,8 +124,18 @@ def build_arrays(chunks: Sequence[ScheduledChunk], tables: SlotTables, *, blocks
         slots=slots,
         query_starts=query_starts,
         context_lens=context_lens,
-        logit_rows=(query_starts[1:] - 1)[samples],
+        logit_rows=_logit_rows(chunks, query_starts, samples),
         tables=group_tables,
         write_pages=[table[owner, block] for table in group_tables],
         write_offsets=positions % page_tokens,
     )
+
+
+def _logit_rows(chunks: Sequence[ScheduledChunk], query_starts: Ints, samples: NDArray[np.bool_]) -> Ints:
+    """The last row of each chunk that samples; of a draft, the rows of its guesses too."""
+    last: Ints = query_starts[1:] - 1
+    if not any(chunk.draft for chunk in chunks):
+        rows: Ints = last[samples]
+        return rows
+    wanted = [range(end - len(c.draft), end + 1) for c, end in zip(chunks, last.tolist(), strict=True) if c.samples]
+    return np.array([row for rows in wanted for row in rows], np.int32)

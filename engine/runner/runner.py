@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -22,9 +23,10 @@ from engine.kv.layout import PageLayout
 from engine.runner.draw import Draw, can_draw, draw, plan_draw
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
-from engine.runner.sampler import Sampled, is_plain_greedy, sample
+from engine.runner.sampler import Sampled, sample
 from engine.scheduler.request import PENDING, Request
 from engine.scheduler.scheduler import ScheduledChunk
+from engine.speculative import accepted
 
 FIRST_POOL = 4096  # places for last tokens; growing past it captures every graph again
 
@@ -88,8 +90,10 @@ class ModelRunner:
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
         samplers = [chunk.request for chunk in chunks if chunk.samples]
-        chooses = can_draw if self.device.capabilities.graphs else is_plain_greedy
-        alone = all(chooses(request) for request in samplers)  # the device needs no host to choose the tokens
+        draws = self.device.capabilities.graphs
+        drafts = any(chunk.draft for chunk in chunks)
+        # Whether the device needs no host to choose the tokens.
+        alone = not drafts and all(can_draw(r) if draws else r.is_plain_greedy for r in samplers)
         decode_only = alone and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
         if decode_only and self.graphs is not None and self.graphs.takes(len(chunks)):
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
@@ -109,8 +113,25 @@ class ModelRunner:
             sampling = arrays.slots[[chunk.samples for chunk in chunks]]
             picked = self._drawn(logits, self._pick_greedy(logits), plan_draw(samplers), sampling)
             return LaunchedStep(chunks, False, self._reader(samplers, picked))
-        results = _by_id(samplers, sample(logits, samplers))
+        results = _by_id(samplers, self._checked(logits, chunks) if drafts else sample(logits, samplers))
         return LaunchedStep(chunks, True, lambda: results)
+
+    def _checked(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> list[Sampled]:
+        """One result a sampling chunk: of a draft, the model's own tokens as far as the guesses were right."""
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        ends = list(accumulate(1 + len(chunk.draft) for chunk in sampling))
+        last_rows = torch.tensor([end - 1 for end in ends], device=logits.device)
+        plain = sample(logits[last_rows], [chunk.request for chunk in sampling])
+        picked = self._pick_greedy(logits).tolist()
+        results = []
+        for chunk, end, result in zip(sampling, ends, plain, strict=True):
+            if not chunk.draft:
+                results.append(result)
+                continue
+            choices = picked[end - 1 - len(chunk.draft) : end]
+            tokens = [token for token in choices[: accepted(chunk.draft, choices) + 1] if token >= 0]
+            results.append(Sampled(tokens[0], followed=tuple(tokens[1:])) if tokens else Sampled(None))
+        return results
 
     def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""

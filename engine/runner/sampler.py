@@ -25,6 +25,7 @@ class Sampled:
 
     token_id: int | None
     logprob: TokenLogprob | None = None
+    followed: tuple[int, ...] = ()  # what the model chose after guesses that were right
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
@@ -37,7 +38,7 @@ def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
     for row, request in enumerate(requests):
         if greedy[row] < 0:
             out.append(Sampled(None))
-        elif is_plain_greedy(request):
+        elif request.is_plain_greedy:
             out.append(Sampled(greedy[row]))
         else:
             out.append(_sample_row(logits[row], request))
@@ -54,34 +55,15 @@ def uniform(seed: int, counter: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def is_plain_greedy(request: Request) -> bool:
-    """The largest logit, and nothing to know on the host to find it."""
-    return request.sampling.temperature == 0.0 and not needs_own_tokens(request)
-
-
-def needs_own_tokens(request: Request) -> bool:
-    """Whether choosing its next token takes its earlier ones, or more than the token is wanted."""
-    p = request.sampling
-    return p.top_logprobs is not None or bool(p.logit_bias) or _has_penalties(p) or _masks_stops(p, request)
-
-
-def _has_penalties(p: SamplingParams) -> bool:
-    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-
-
-def _masks_stops(p: SamplingParams, request: Request) -> bool:
-    return bool(p.stop_token_ids) and not p.ignore_eos and request.num_output < p.min_tokens
-
-
 def _sample_row(row: torch.Tensor, request: Request) -> Sampled:
     p = request.sampling
     raw = row.clone() if p.top_logprobs is not None else row
-    if _has_penalties(p):
+    if request.has_penalties:
         _penalise(row, request)
     if p.logit_bias:
         ids = torch.tensor(list(p.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(p.logit_bias.values()), dtype=row.dtype, device=row.device)
-    if _masks_stops(p, request):
+    if request.masks_stops:
         row[torch.tensor(p.stop_token_ids, device=row.device)] = float("-inf")
     token = int(row.argmax()) if p.temperature == 0.0 else _draw(row, p, uniform(request.seed, len(request.token_ids)))
     return Sampled(token, _logprob(raw, token, p.top_logprobs) if p.top_logprobs is not None else None)

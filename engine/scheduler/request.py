@@ -37,6 +37,8 @@ class Request:
     num_sampled: int = 0  # output tokens that came to the host
     admitted: bool = False  # has ever run
     finish: FinishReason | None = None
+    draft_misses: int = 0  # guesses in a row of which nothing was right
+    draft_pause: int = 0  # steps to go before the next guess
     scratch: dict[str, object] = field(default_factory=dict)  # the sampler's per-request state
 
     @property
@@ -50,6 +52,27 @@ class Request:
     @property
     def newest_pending(self) -> bool:
         return self.token_ids[-1] == PENDING
+
+    @property
+    def needs_own_tokens(self) -> bool:
+        """Whether choosing its next token takes its earlier ones, or more than the token is wanted."""
+        p = self.sampling
+        return p.top_logprobs is not None or bool(p.logit_bias) or self.has_penalties or self.masks_stops
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """The largest logit, and nothing to know on the host to find it."""
+        return self.sampling.temperature == 0.0 and not self.needs_own_tokens
+
+    @property
+    def has_penalties(self) -> bool:
+        p = self.sampling
+        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+    @property
+    def masks_stops(self) -> bool:
+        p = self.sampling
+        return bool(p.stop_token_ids) and not p.ignore_eos and self.num_output < p.min_tokens
 
     @property
     def rank(self) -> tuple[int, int]:

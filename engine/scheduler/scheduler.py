@@ -8,12 +8,16 @@ request gives its pages back and is computed again later (its registered prefix 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import ContextTooLong, InvalidParameter
 from engine.kv.manager import KvManager
 from engine.messages import FinishReason, Knobs, Submit
 from engine.scheduler.request import PENDING, Request, RequestState
+from engine.speculative import propose
+
+LONGEST_PAUSE = 64  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,11 @@ class ScheduledChunk:
     num_tokens: int
     samples: bool
     preemptions: int  # the request's count when it was scheduled: if it has grown, these pages are no longer its own
+    draft: tuple[int, ...] = ()  # guessed tokens after its one real token, to be checked
+
+    def tokens(self) -> list[int]:
+        end = self.start + self.num_tokens - len(self.draft)
+        return [*self.request.token_ids[self.start : end], *self.draft]
 
 
 class Scheduler:
@@ -93,6 +102,7 @@ class Scheduler:
         self.kv.tick()
         self.running.sort(key=lambda request: request.rank)
         chunks: list[ScheduledChunk] = []
+        spare = self.knobs.token_budget - len(self.running)  # what guesses may take
         # By rank; whoever is left may be preempted for a better one. A dict, since most leave it at once.
         unscheduled = dict.fromkeys(self.running)
         for request in self.running[:]:
@@ -103,8 +113,10 @@ class Scheduler:
                 continue
             if self._make_room(request, len(request.token_ids), unscheduled):
                 del unscheduled[request]
-                chunks.append(self._chunk(request, 1))
-        budget = max(self.knobs.token_budget - len(chunks), self.kv.page_tokens)
+                decode = self._decode(request, spare)
+                spare -= len(decode.draft)
+                chunks.append(decode)
+        budget = max(self.knobs.token_budget - sum(chunk.num_tokens for chunk in chunks), self.kv.page_tokens)
         for request in list(unscheduled):
             if budget <= 0:
                 return chunks
@@ -121,16 +133,23 @@ class Scheduler:
 
     def launched(self, chunk: ScheduledChunk) -> None:
         """The chunk's work is queued: the next step may count on its KV, and on a token whose value comes later."""
-        chunk.request.num_computed = chunk.start + chunk.num_tokens
+        chunk.request.num_computed = chunk.start + chunk.num_tokens - len(chunk.draft)
         if chunk.samples:
             chunk.request.token_ids.append(PENDING)
 
-    def completed(self, chunk: ScheduledChunk, token_id: int | None) -> None:
-        """The chunk's KV is written; token_id is what was sampled after it, if anything. Not for finished requests."""
+    def completed(self, chunk: ScheduledChunk, tokens: Sequence[int]) -> None:
+        """The chunk's KV is written; tokens are what was sampled after it, if anything. Not for finished requests.
+
+        Of a draft, the KV of guesses that were right is kept; what was written beyond is written over.
+        """
         request = chunk.request
         end = chunk.start + chunk.num_tokens
-        if token_id is not None:
-            request.token_ids[end] = token_id
+        if chunk.draft:
+            request.token_ids[chunk.start + 1 :] = tokens
+            request.num_computed = end = chunk.start + len(tokens)
+            self._note_guess(request, len(tokens) - 1)
+        elif tokens:
+            request.token_ids[end] = tokens[0]
         if chunk.preemptions == request.preemptions:
             self.kv.computed(request.pages, request.token_ids, end)
 
@@ -167,6 +186,30 @@ class Scheduler:
         while self._waiting and self._waiting[0][1].state is not RequestState.WAITING:
             heapq.heappop(self._waiting)  # aborted while it waited
         return self._waiting[0][1] if self._waiting else None
+
+    def _decode(self, request: Request, spare: int) -> ScheduledChunk:
+        """The request's one token, and guesses after it if there are any to check."""
+        count = min(
+            self.knobs.speculation_tokens,
+            spare,
+            request.sampling.max_tokens - request.num_output - 1,
+            self.max_context_tokens - len(request.token_ids),
+        )
+        if count < 1 or request.newest_pending or not request.is_plain_greedy:
+            return self._chunk(request, 1)
+        if request.draft_pause:
+            request.draft_pause -= 1
+            return self._chunk(request, 1)
+        draft = propose(request.token_ids, count)
+        if not draft or not self.kv.grow(request.pages, len(request.token_ids) + len(draft)):
+            return self._chunk(request, 1)
+        start = request.num_computed
+        return ScheduledChunk(request, start, 1 + len(draft), True, request.preemptions, tuple(draft))
+
+    def _note_guess(self, request: Request, right: int) -> None:
+        """Guesses that fail again and again are made ever more rarely."""
+        request.draft_misses = 0 if right else request.draft_misses + 1
+        request.draft_pause = 0 if right else min(LONGEST_PAUSE, 2**request.draft_misses)
 
     def _prefill(self, request: Request, budget: int, unscheduled: dict[Request, None]) -> ScheduledChunk | None:
         num_tokens = min(request.num_uncomputed, self.knobs.prefill_chunk, budget)

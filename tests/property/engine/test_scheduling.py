@@ -37,11 +37,13 @@ arrival = st.tuples(
     cache=st.booleans(),
     overlap=st.booleans(),
     graphs=st.booleans(),
+    guesses=st.sampled_from([0, 0, 3]),
 )
 def test_random_arrivals_all_end_once_and_leave_an_empty_pool(
-    spec, large_pages, arrivals, max_running, budget, chunk, cache, overlap, graphs
+    spec, large_pages, arrivals, max_running, budget, chunk, cache, overlap, graphs, guesses
 ):
-    knobs = Knobs(max_running=max_running, token_budget=budget, prefill_chunk=chunk, prefix_cache=cache)
+    limits = {"max_running": max_running, "token_budget": budget, "prefill_chunk": chunk}
+    knobs = Knobs(**limits, prefix_cache=cache, speculation_tokens=guesses)
     core = core_of(
         spec, large_pages=large_pages, knobs=knobs, overlap=overlap, device=GraphDevice() if graphs else None
     )

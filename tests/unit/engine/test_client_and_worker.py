@@ -127,11 +127,12 @@ async def test_worker_ends_by_itself_when_its_parent_is_gone(smollm_path, tmp_pa
     """The parent here is a shell that starts the worker and is then killed."""
     config = WorkerConfig("w1", "smol", str(smollm_path), f"ipc://{tmp_path}/x.sock", kv_tokens=1024, threads=1)
     (tmp_path / "worker.json").write_bytes(msgspec.json.encode(config))
-    command = f"{sys.executable} -m engine.worker {tmp_path}/worker.json 2>/dev/null & echo $!; wait"
+    log = tmp_path / "worker.log"
+    command = f"{sys.executable} -m engine.worker {tmp_path}/worker.json 2>{log} & echo $!; wait"
     shell = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
     assert shell.stdout is not None
     pid = int(shell.stdout.readline())
-    await asyncio.sleep(1.0)
+    await until(lambda: log.exists() and "worker_starting" in log.read_text(), 60)  # it knows its parent by then
     shell.kill()
     shell.wait()
     shell.stdout.close()

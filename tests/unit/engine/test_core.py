@@ -136,6 +136,42 @@ def test_drawn_tokens_on_the_device_equal_those_drawn_on_the_host(mode):
         assert core.device.replays > 5, "a batch with draws is replayed too"
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", [PLAIN, HYBRID], ids=["plain", "hybrid"])
+@pytest.mark.parametrize("large_pages", [44, 400], ids=["preempting", "roomy"])
+def test_guessing_changes_no_token_and_saves_steps(mode, spec, large_pages):
+    submits = [Submit(f"r{i}", prompt(5 + 6 * i, i), greedy(40)) for i in range(6)]
+    submits[2] = Submit("r2", prompt(9, 2), SamplingParams(max_tokens=12, seed=3))
+    submits[3] = Submit("r3", prompt(9, 3), greedy(20, presence_penalty=0.5))
+    model = HashModel(spec, habit=True)
+    plain = core_of(spec, large_pages=400, model=model)
+    expected = {n: tokens(d) for n, d in run(plain, *submits).items()}
+    knobs = Knobs(max_running=6, token_budget=32, prefill_chunk=16, speculation_tokens=4)
+    core = core_in(mode, spec, large_pages=large_pages, model=model, knobs=knobs)
+    seen = run(core, *submits)
+    assert {n: tokens(d) for n, d in seen.items()} == expected
+    assert all(d[-1].usage.output_tokens == len(tokens(d)) for d in seen.values())
+    stats = core.stats()
+    assert 0 < stats.draft_accepted_total < stats.draft_tokens_total
+    if large_pages == 400:
+        assert stats.step < plain.stats().step
+
+
+def test_guessing_stops_at_stop_tokens_and_length_and_gives_bad_numbers_up():
+    model = HashModel(PLAIN, habit=True)
+    whole = tokens(run(core_of(PLAIN, model=model), Submit("a", prompt(9), greedy(40)))["a"])
+    guess = Knobs(speculation_tokens=8)
+    stop = whole[17]
+    stopped = run(core_of(PLAIN, model=model, knobs=guess), Submit("a", prompt(9), greedy(40, stop_token_ids=(stop,))))
+    assert tokens(stopped["a"]) == whole[: whole.index(stop)]
+    short = run(core_of(PLAIN, model=model, knobs=guess), Submit("a", prompt(9), greedy(23)))
+    assert tokens(short["a"]) == whole[:23]
+    broken = HashModel(PLAIN, habit=True, broken_ids=frozenset({whole[20]}))
+    ended = run(core_of(PLAIN, model=broken, knobs=guess), Submit("a", prompt(9), greedy(40)))["a"]
+    assert ended[-1].error.code == "numerical_fault"
+    assert tokens(ended) == whole[: whole.index(whole[20]) + 1]
+
+
 def test_slots_and_token_pool_grow_past_their_first_size():
     submits = [Submit(f"r{i}", prompt(2 + i % 3, i), greedy(5)) for i in range(90)]
     knobs = Knobs(max_running=90, token_budget=512, prefill_chunk=64)
