@@ -77,18 +77,29 @@ def load_model(
         raise UnsupportedFormat(f"{spec.name}: no model code for the architecture {spec.architecture}.")
     check_size(spec)
     device = torch.device(device)
-    head_dim = spec.layers[0].attention.head_dim
-    query = OpQuery(
-        device=device.type,
-        dtype=_name(dtype),
-        kv_dtype=_name(kv_dtype or dtype),
-        head_dim=head_dim,
-        activation=activation,
-        capabilities=capabilities,
-    )
+    query = op_query(spec, device, dtype, kv_dtype, activation, capabilities)
     checkpoint = MappedCheckpoint(spec, progress)
     context = max_context_tokens or spec.max_context_tokens
     return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
+
+
+def op_query(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
+    activation: str,
+    capabilities: frozenset[str],
+) -> OpQuery:
+    """What a model asks of its kernels."""
+    return OpQuery(
+        device=device.type,
+        dtype=_name(dtype),
+        kv_dtype=_name(kv_dtype or dtype),
+        head_dim=spec.layers[0].attention.head_dim,
+        activation=activation,
+        capabilities=capabilities,
+    )
 
 
 def _name(dtype: torch.dtype) -> str:
