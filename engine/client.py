@@ -7,10 +7,10 @@ is lost. Streams are unbounded queues of small messages; a reader that went away
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -128,8 +128,7 @@ class EngineClient:
             self.fail_all(ErrorInfo("worker_lost", "The worker was stopped.", "Try again."))
         if self._reader is not None:
             self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+            await asyncio.wait([self._reader])
         if self._socket is not None:
             self._socket.close(linger=0)
 
@@ -145,7 +144,15 @@ class EngineClient:
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         while True:
-            self._handle(event_decoder.decode(await socket.recv()))
+            try:
+                event = event_decoder.decode(await socket.recv())
+            except msgspec.MsgspecError as error:
+                # What it says can no longer be followed: end its streams, and let the supervisor replace it.
+                info = ErrorInfo("worker_error", f"The worker sent what is not a message: {error}.", "See its log.")
+                self.fail_all(info)
+                self._handle(WorkerFailed(info))
+                return
+            self._handle(event)
 
     def _handle(self, event: Event) -> None:
         match event:

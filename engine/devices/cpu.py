@@ -25,9 +25,10 @@ class CpuDevice:
     def free_bytes(self) -> int:
         """MemAvailable, cut by what the process's own memory cgroup leaves."""
         limits = [_meminfo("MemAvailable:")]
-        limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-        if limit is not None and used is not None:
-            limits.append(max(0, limit - used))
+        for folder in own_cgroups():
+            limit, used = _number(f"{folder}/memory.max"), _number(f"{folder}/memory.current")
+            if limit is not None and used is not None:
+                limits.append(max(0, limit - used))
         return min(limits)
 
     def used_bytes(self) -> int:
@@ -62,8 +63,19 @@ def _nothing_to_wait_for() -> None:
 def usable_cpus() -> int:
     """Cores this process may run on: its affinity, cut by a cgroup CPU quota if there is one."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    for folder in own_cgroups():
+        quota, _, period = (_read(f"{folder}/cpu.max") or "max").partition(" ")
+        if quota != "max":
+            cores = max(1, min(cores, int(quota) // int(period)))
+    return cores
+
+
+def own_cgroups(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> list[str]:
+    """Folders of this process's control group (v2) and of those above it, whose limits hold for it too."""
+    lines = (_read(membership) or "").splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [root, *(f"{root}/{'/'.join(parts[:end])}" for end in range(1, len(parts) + 1))]
 
 
 def _meminfo(key: str) -> int:

@@ -51,6 +51,4 @@ def implementations() -> Iterable[Implementation]:
     yield Implementation("experts", "triton", PRIORITY, for_plain_weights, run, pack, "grouped")
     yield offer("latent_write", on_gpu, "latent")
     yield offer("paged_latent_attention", on_gpu, "latent")
-    yield offer("latent_write", on_gpu, "latent")
-    yield offer("paged_latent_attention", on_gpu, "latent")
     yield offer("paged_attention", for_pages, "attention")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
 from engine.client import EngineClient
 from engine.errors import WorkerLost
@@ -110,6 +112,25 @@ async def test_commands_to_a_worker_that_never_came_do_not_wait_for_it(tmp_path)
             await asyncio.wait_for(client.set_knobs(Knobs()), 2)
     finally:
         await client.close()
+
+
+async def test_a_worker_that_sends_nonsense_is_given_up_and_its_streams_end(tmp_path):
+    endpoint = f"ipc://{tmp_path}/odd.sock"
+    client = EngineClient(endpoint)
+    await client.start()
+    odd = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+    odd.connect(endpoint)
+    told = []
+    client.on_failed = told.append
+    try:
+        stream = asyncio.create_task(collect(client, Submit("a", [1], greedy(1))))
+        await odd.recv()
+        await odd.send(b"\xc1 not msgpack")
+        assert await asyncio.wait_for(stream, 5) == ([], [FinishReason.ERROR])
+        assert told[0].error.code == "worker_error"
+    finally:
+        await asyncio.wait_for(client.close(), 5)
+        odd.close(linger=0)
 
 
 async def test_worker_that_cannot_load_says_why_and_exits_with_78(tmp_path):
