@@ -112,7 +112,7 @@ class PermissionDenied(RequestError):
 
 
 class Cancelled(RequestError):
-    """An operator or a stopping worker ended the request before it was complete."""
+    """An operator ended the request before it was complete."""
 
     code = "cancelled"
     http_status = 400
