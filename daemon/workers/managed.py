@@ -131,17 +131,36 @@ class ManagedWorker:
         )
 
     async def _run(self) -> None:
-        try:
-            while self.wanted:
-                self._stop.clear()
+        while self.wanted:
+            self._stop.clear()
+            try:
                 if await self._live_once():
                     continue  # stopped as asked; again if still wanted
                 await self._after_failure()
-        except Exception as error:  # the border of this task: the worker stays down and says so
-            log.exception("worker_loop_failed", worker=self.name)
-            self._reason = f"internal fault: {error}"
-            self.state = WorkerState.LATCHED
-            self._events.publish("worker", self.name, None, self.state, self._reason, model=self.config.model_name)
+            except Exception as error:  # the border of this loop: the worker stays down, says so and waits to be asked
+                log.exception("worker_loop_failed", worker=self.name)
+                await self._after_fault(error)
+
+    async def _after_fault(self, error: Exception) -> None:
+        """Stay down after a fault of the daemon's own, from whatever state it struck in, until an operator asks."""
+        before, self.state = self.state, WorkerState.LATCHED
+        self._since_at = utc_now()
+        self._reason = f"internal fault: {type(error).__name__}: {error}"
+        self._retry_mono = None
+        self._events.publish("worker", self.name, before, self.state, self._reason, model=self.config.model_name)
+        if self._now is not None:
+            await self._clear_away(self._now)
+            self._now = None
+        await self._stop.wait()
+        self._go_on(self._reason)
+
+    async def _clear_away(self, now: Incarnation) -> None:
+        """What _live_once may not have come to; all of it may be done twice."""
+        try:
+            await now.end(gently=False)
+            self._traffic.remove(self.name)
+        except Exception:  # the border of one process: the next start is a new one
+            log.exception("worker_not_cleared", worker=self.name, pid=now.pid)
 
     async def _live_once(self) -> bool:
         """One process from start to end. True if it ended because that was asked."""
@@ -235,6 +254,10 @@ class ManagedWorker:
             except TimeoutError:
                 self._reason = cause
             self._retry_mono = None
+        self._go_on(cause)
+
+    def _go_on(self, cause: str) -> None:
+        """After waiting: the next start, or the end."""
         if not self.wanted:
             self._become(WorkerState.STOPPED, self._stop_reason)
             return

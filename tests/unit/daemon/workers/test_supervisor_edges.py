@@ -254,6 +254,51 @@ async def test_latched_to_starting_when_restart_is_asked(bench: Bench) -> None:
     assert (S.LATCHED, S.STARTING) in bench.moves()
 
 
+async def test_latched_to_starting_when_restart_is_asked_after_a_fault_of_the_daemon(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, so that once is no luck: the fault strikes before the process is ended, in a state with no such edge."""
+    remove = bench.router.remove
+    faults: list[RuntimeError] = []
+
+    def fails(worker: str) -> None:
+        if faults:
+            raise faults.pop()
+        remove(worker)
+
+    await bench.ready()
+    for told in ("once", "twice"):
+        pid = bench.pid()
+        faults.append(RuntimeError(told))
+        monkeypatch.setattr(bench.router, "remove", fails)
+        bench.script(hang=True)
+        await bench.until_state(S.LATCHED)
+        assert bench.view().reason == f"internal fault: RuntimeError: {told}"
+        await bench.until(lambda: bench.view().pid is None)
+        assert not psutil.pid_exists(pid)
+        assert bench.router.models() == []
+        monkeypatch.undo()
+        bench.script(hang=False)
+        await bench.supervisor.restart("w", reason="an operator asked")
+        await bench.until_state(S.READY)
+        assert bench.moves()[-3] == (S.LATCHED, S.STARTING)
+    assert (await bench.stream("r", 5))[-1].finish is FinishReason.LENGTH
+
+
+async def test_latched_to_stopped_when_unwanted_after_a_fault_of_the_daemon(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*args: object) -> int | None:
+        raise RuntimeError("no history today")
+
+    monkeypatch.setattr(bench.supervisor.history, "began", fails)
+    await bench.supervisor.want("w", SPEC)
+    await bench.until_state(S.LATCHED)
+    await bench.supervisor.unwant("w")
+    assert bench.moves()[-1] == (S.LATCHED, S.STOPPED)
+    assert bench.supervisor.views() == []
+
+
 async def test_latched_to_stopped_when_unwanted(bench: Bench) -> None:
     bench.script(exit_at_start=7)
     await bench.supervisor.want("w", SPEC)
