@@ -75,6 +75,11 @@ def _pool(profile: Profile, budget: DeviceBudget, wanted: int) -> Choice:
     size = human_bytes(profile.memory.of("KV pages"))
     if profile.kv_tokens < wanted:
         return Choice("KV pool", value, f"{size}, {streams}: all that {budget.limited_by} leaves for it")
+    if profile.kv_tokens > wanted:
+        reason = (
+            f"{size}, {streams}: as another plan needs in the same worker; this one alone takes {human_tokens(wanted)}"
+        )
+        return Choice("KV pool", value, reason)
     return Choice("KV pool", value, f"{size}, room for {streams} or {profile.users:,} streams of typical length")
 
 

@@ -153,9 +153,11 @@ class _Attempt:
         return self.spec.max_context_tokens if cap is None else min(cap, self.spec.max_context_tokens)
 
     def wanted_pool(self, context: int) -> int:
+        """Tokens of KV to set aside: those of a pool to be shared, else what this one's users need."""
+        return self.own_pool(context) if self.request.kv_tokens is None else self.request.kv_tokens
+
+    def own_pool(self, context: int) -> int:
         """Tokens of KV that the users need; both numbers given are a promise, else a stream is typically shorter."""
-        if self.request.kv_tokens is not None:
-            return self.request.kv_tokens
         promised = self.request.context_tokens is not None and self.request.users is not None
         fill = 1.0 if promised else self.goal.mean_fill
         return _whole_pages(max(context, int(self.users * context * fill)))
@@ -214,7 +216,7 @@ class _Attempt:
             memory=fit.estimate(knobs, pool),
             speed=self.speed().estimate(knobs, context),
         )
-        return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.wanted_pool(context))
+        return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.own_pool(context))
 
     def note(self, profile: Profile) -> str:
         if profile.context_tokens < self.wanted_context():

@@ -85,6 +85,18 @@ def test_pair_differs_in_knobs_alone() -> None:
     assert one.knobs != other.knobs
 
 
+def test_pair_says_that_a_pool_is_wider_than_the_plan_itself_needs() -> None:
+    machine, both = cpu_machine(24), (Strategy.LATENCY, Strategy.THROUGHPUT)
+    shared = planner(machine).pair(SMALL, both)
+    for strategy in both:
+        alone, chosen = ask(machine, SMALL, strategy).chosen, shared[strategy].chosen
+        assert alone is not None
+        assert chosen is not None
+        (reason,) = [c.reason for c in chosen.choices if c.topic == "KV pool"]
+        assert ("as another plan needs" in reason) == (chosen.kv_tokens > alone.kv_tokens)
+    assert shared[Strategy.LATENCY].chosen.kv_tokens > ask(machine, SMALL).chosen.kv_tokens  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("total_gib", [2.0, 2.5, 3.0, 6.0, 24.0])
 def test_pair_keeps_one_shape_where_memory_is_short(total_gib: float) -> None:
     answers = planner(cpu_machine(total_gib)).pair(SMALL, (Strategy.LATENCY, Strategy.THROUGHPUT))
