@@ -32,6 +32,7 @@ def calibrate(
             devices = follow(reach.admin, operation)["devices"]
         else:
             devices = [rates.to_json() for rates in reach.parts().desk.calibrate(seconds, device)]
+            reach.record("machine.calibrate", "machine", {"seconds": seconds, "device": device})
     if as_json:
         print(json.dumps(devices, indent=2))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import socket
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from daemon.events import EventLog
     from daemon.store.session import Store
     from daemon.strategy.parts import StrategyParts
+    from daemon.tenants.principal import Actor
 
 TIMEOUT_S = 30.0
 BASE = "/admin/v1"
@@ -87,6 +89,12 @@ class Offline:
 
         return build_parts(self.store, self.settings, self.events)
 
+    def actor(self) -> Actor:
+        """The local user, as the audit names who ran a command."""
+        from daemon.tenants.principal import Actor
+
+        return Actor(f"{getpass.getuser()}@command", "command")
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -99,6 +107,14 @@ class Reach:
         """Only where no daemon runs."""
         assert self.offline is not None
         return self.offline.parts()
+
+    def record(self, action: str, subject: str, after: dict[str, Any] | None = None) -> None:
+        """Write the audit entry that the daemon writes for the same change. Only where no daemon runs."""
+        from daemon.tenants import audit
+
+        assert self.offline is not None
+        actor = self.offline.actor()
+        self.offline.store.write_sync(lambda session: audit.append(session, actor, action, subject, after=after))
 
 
 @contextmanager

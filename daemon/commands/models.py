@@ -37,9 +37,9 @@ def import_(
     from daemon.commands.progress import ProgressLine, follow
 
     path = path.expanduser().absolute()
+    body = {"path": str(path), "name": name, "link": link}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            body = {"path": str(path), "name": name, "link": link}
             result = follow(reach.admin, reach.admin.post("imports", body)["item"])
             item = reach.admin.get(f"models/{quote(result['model'])}")["item"]
         else:
@@ -51,6 +51,7 @@ def import_(
                 )
             finally:
                 line.clear()
+            reach.record("model.import", f"path:{path}", body)
             item = model_item(record, parts.plans.using(record.name))
     if as_json:
         print(json.dumps(item, indent=2))
@@ -153,6 +154,7 @@ def verify(
                 )
             finally:
                 line.clear()
+            reach.record("model.verify", f"model:{name}")
             result = {"model": name, "state": record.state.value, "problems": problems}
     if as_json:
         print(json.dumps(result, indent=2))
@@ -188,6 +190,7 @@ def delete(
             if unload:
                 parts.desk.withdraw(name)
             parts.models.delete(name)
+            reach.record("model.delete", f"model:{name}", {"unload": unload})
     print(json.dumps({"deleted": name}) if as_json else f"deleted {name}")
 
 

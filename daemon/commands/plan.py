@@ -88,12 +88,13 @@ def save(
     as_json: JsonOption = False,
 ) -> None:
     """Plan models together and keep the outcome under a name."""
+    body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
             item = reach.admin.put(f"plans/{name}", body)["item"]
         else:
             item = plan_item(reach.parts().desk.save(name, strategy, models, context, users), None)
+            reach.record("plan.save", f"plan:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"saved {_line(item)}")
 
 
@@ -233,6 +234,7 @@ def delete(
             reach.admin.delete(f"plans/{name}")
         else:
             reach.parts().plans.delete(name)
+            reach.record("plan.delete", f"plan:{name}")
     print(json.dumps({"deleted": name}) if as_json else f"deleted plan {name}")
 
 
@@ -279,6 +281,7 @@ def _activate_offline(reach: Reach, name: str, for_s: float | None, reason: str)
 
     parts = reach.parts()
     put_in_force(parts.plans, parts.rules, name, for_s, getpass.getuser(), reason)
+    reach.record("plan.activate", f"plan:{name}", {"for_s": for_s, "reason": reason})
     decision = plan_at(parts.rules.all(), utc_now(), parts.plans.default(), parts.rules.override())
     until: datetime | None = decision.until_at
     return {"plan": decision.plan, "until_at": None if until is None else until.isoformat(), "reason": decision.reason}

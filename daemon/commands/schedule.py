@@ -44,6 +44,7 @@ def add(
             item = reach.admin.post("schedule/rules", body)["item"]
         else:
             item = rule_item(reach.parts().rules.add(name, cron, duration_s, plan, timezone))
+            reach.record("schedule.add", f"rule:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"added rule {_line(item)}")
 
 
@@ -80,6 +81,7 @@ def remove(
             reach.admin.delete(f"schedule/rules/{name}")
         else:
             reach.parts().rules.remove(name)
+            reach.record("schedule.remove", f"rule:{name}")
     print(json.dumps({"deleted": name}) if as_json else f"removed rule {name}")
 
 
@@ -99,6 +101,7 @@ def release(
         else:
             parts = reach.parts()
             parts.rules.release(getpass.getuser())
+            reach.record("schedule.release", "schedule")
             told = _now(parts)
     print(json.dumps(told, indent=2) if as_json else f"plan {told['plan'] or 'none'} is in force: {told['reason']}")
 

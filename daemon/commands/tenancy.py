@@ -6,7 +6,6 @@ Both ways answer the same dictionaries, those of the admin API.
 from __future__ import annotations
 
 import asyncio
-import getpass
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -76,12 +75,11 @@ class InThisProcess:
 
     def __init__(self, offline: Offline) -> None:
         from daemon.api.admin import tenants as shapes
-        from daemon.tenants.principal import Actor
         from daemon.tenants.service import TenantService
 
         self._shapes = shapes
         self._service = TenantService(offline.store, offline.settings.limits.max_queue)
-        self._actor = Actor(f"{getpass.getuser()}@command", "command")
+        self._actor = offline.actor()
 
     def tenants(self) -> list[Fields]:
         async def read(service: TenantService) -> list[Fields]:
