@@ -160,11 +160,13 @@ class EngineCore:
         self._step += 1
         if self.on_step is not None:
             self.on_step(chunks)
+        began = time.perf_counter()
         try:
             launched = self.runner.launch(chunks)
         except Exception as error:  # noqa: BLE001 - the border between a step's maths and its requests
             self._fail_step(chunks, error)
             return None
+        launched.began = began
         for chunk in chunks:
             self.scheduler.launched(chunk)
         return launched

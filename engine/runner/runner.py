@@ -7,9 +7,8 @@ pool into the next step, and a pinned copy of them follows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -46,7 +45,7 @@ class LaunchedStep:
     chunks: list[ScheduledChunk]
     needs_host: bool  # the next step needs this one's tokens on the host
     wait: Callable[[], dict[str, Sampled]]
-    began: float = field(default_factory=time.perf_counter)
+    began: float = 0.0  # before it was launched, on time.perf_counter's clock
 
 
 class ModelRunner:
