@@ -11,7 +11,7 @@ from hwdetect import pci
 from hwdetect.accelerator import Vendor
 from hwdetect.finish import finish
 from hwdetect.host import cgroup, cpuinfo, lscpu, memory
-from hwdetect.machine import Cgroup, Memory
+from hwdetect.machine import Cgroup, Memory, Note, Severity
 from hwdetect.report import Parser, Report, unreadable
 from hwdetect.text import clean, cpu_list
 from hwdetect.tree import BundleTree, is_bundle
@@ -127,6 +127,9 @@ def _parse_limit(text: str, source: str) -> Report:
         ids = cpu_list(text)
         key = "cpuset_mems" if "mems" in source else "cpuset_cpus"
         return Report(source=source, cgroup=Cgroup.of(source, **{key: ids}) if ids else None)
+    if "cpu." in source and len(words) == 1:
+        note = Note(Severity.INFO, source, "a CPU quota or period alone: the limit is one divided by the other")
+        return Report(source=source, notes=(note,), cgroup=Cgroup(), understood=True)
     if len(words) == 2:
         quota, period = cgroup.limit_bytes(words[0]), cgroup.limit_bytes(words[1])
         return Report(

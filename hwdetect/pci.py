@@ -199,7 +199,8 @@ def _function(opened: re.Match[str], source: str) -> PciDevice | None:
         brackets = list(_BRACKET_ID.finditer(rest))
         ids = brackets[-1] if brackets else None
     device_only = _DEVICE_ID.search(rest) if ids is None else None
-    if address is None:
+    # With numbers for the class there are numbers for the device: without them the line was cut
+    if address is None or (bracketed and ids is None):
         return None
     return PciDevice(
         address=address,

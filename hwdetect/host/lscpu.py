@@ -13,38 +13,59 @@ from hwdetect.host.isa import isa_levels
 from hwdetect.machine import Cpu, NumaNode
 from hwdetect.text import cpu_list, integer, key_values, known, number, size_bytes
 
-# meaning -> keys in English, Chinese, German, French, Japanese and Spanish, lower case
+# meaning -> keys in English, Chinese, German, French, Japanese, Spanish, Portuguese, Russian and Polish, lower case
 _KEYS: dict[str, tuple[str, ...]] = {
-    "architecture": ("architecture", "架构", "architektur", "アーキテクチャ", "アーキテクチャー", "arquitectura"),
+    "architecture": (
+        "architecture", "架构", "architektur", "アーキテクチャ", "アーキテクチャー", "arquitectura", "arquitetura",
+        "архитектура", "architektura",
+    ),
     "cpus": ("cpu(s)", "cpu", "processeur(s)"),
     "online": (
         "on-line cpu(s) list", "在线 cpu 列表", "在线cpu列表", "liste der online-cpu(s)",
         "liste de processeur(s) en ligne", "オンラインになっている cpu のリスト", "lista de la(s) cpu(s) en línea",
+        "lista de cpu(s) on-line", "lista aktywnych cpu",
     ),
     "threads": (
         "thread(s) per core", "每个核的线程数", "thread(s) pro kern", "thread(s) par cœur", "thread(s) par coeur",
-        "コアあたりのスレッド数", "hilo(s) de procesamiento por núcleo",
+        "コアあたりのスレッド数", "hilo(s) de procesamiento por núcleo", "thread(s) per núcleo", "потоков на ядро",
+        "wątków na rdzeń",
     ),
     "cores": (
         "core(s) per socket", "每个座的核数", "每个插座的核数", "kern(e) pro sockel", "kern(e) pro socket",
         "cœur(s) par socket", "coeur(s) par socket", "ソケットあたりのコア数", "núcleo(s) por «socket»",
+        "núcleo(s) por soquete", "ядер на сокет", "rdzeni na gniazdo",
     ),
     "clustered_cores": ("core(s) per cluster", "每个集群的核数", "每个簇的核数"),
     "clusters": ("cluster(s)", "集群", "簇"),
-    "sockets": ("socket(s)", "座", "插座", "sockel", "ソケット数", "«socket(s)»", "cpu socket(s)"),
-    "nodes": ("numa node(s)", "numa 节点", "numa-knoten", "nœud(s) numa", "numa ノード数", "modo(s) numa"),
+    "sockets": (
+        "socket(s)", "座", "插座", "sockel", "ソケット数", "«socket(s)»", "cpu socket(s)", "soquete(s)", "сокетов",
+        "gniazd",
+    ),
+    "nodes": (
+        "numa node(s)", "numa 节点", "numa-knoten", "nœud(s) numa", "numa ノード数", "modo(s) numa", "nó(s) de numa",
+        "węzłów numa",
+    ),
     "vendor": (
         "vendor id", "厂商 id", "供应商 id", "anbieterkennung", "hersteller-id", "identifiant constructeur",
-        "ベンダー id", "ベンダid", "id de fabricante",
+        "ベンダー id", "ベンダid", "id de fabricante", "id de fornecedor", "id прроизводителя", "id производителя",
+        "id producenta",
     ),
-    "model_name": ("model name", "型号名称", "modellname", "nom de modèle", "モデル名", "nombre del modelo"),
-    "flags": ("flags", "标记", "标志", "markierungen", "drapaux", "フラグ", "indicadores"),
-    "l2": ("l2 cache", "l2 缓存", "l2", "l2-cache", "cache l2", "l2 キャッシュ", "caché l2"),
-    "l3": ("l3 cache", "l3 缓存", "l3", "l3-cache", "cache l3", "l3 キャッシュ", "caché l3"),
-    "max_mhz": ("cpu max mhz", "cpu 最大 mhz", "maximale taktfrequenz der cpu"),
+    "model_name": (
+        "model name", "型号名称", "modellname", "nom de modèle", "モデル名", "nombre del modelo", "nome do modelo",
+        "имя модели", "nazwa modelu",
+    ),
+    "flags": ("flags", "标记", "标志", "markierungen", "drapaux", "フラグ", "indicadores", "opções", "флаги", "flagi"),
+    "l2": ("l2 cache", "l2 缓存", "l2", "l2-cache", "cache l2", "l2 キャッシュ", "caché l2", "cache de l2"),
+    "l3": ("l3 cache", "l3 缓存", "l3", "l3-cache", "cache l3", "l3 キャッシュ", "caché l3", "cache de l3"),
+    "max_mhz": (
+        "cpu max mhz", "cpu 最大 mhz", "maximale taktfrequenz der cpu", "cpu mhz máx.",
+        "vitesse maximale du processeur en mhz",
+    ),
 }  # fmt: skip
 _MEANING = {key: meaning for meaning, keys in _KEYS.items() for key in keys}
-_NODE = re.compile(r"^numa\D*?(\d{1,5})\D*cpu", re.IGNORECASE)
+# "NUMA node0 CPU(s)", "CPU(s) del nodo NUMA 0": a key with that word and one number
+_NODE = re.compile(r"^(?=.*numa)\D*(\d{1,5})\D*$", re.IGNORECASE)
+_COLUMNS = re.compile(r"^\s*(\S.*?)(?:\s{2,}|\s(?=\d+\s*$))(\S.*?)\s*$")
 _INSTANCES = re.compile(r"\((\d{1,5}) instances?\)")
 
 
@@ -65,7 +86,7 @@ def _fields(entries: list[Any]) -> Iterator[str]:
 
 def looks_like(text: str) -> bool:
     text = plain(text)
-    meanings = {_meaning(key) for _, key, _ in key_values(text.splitlines())}
+    meanings = {_meaning(key) for key, _ in _pairs(text)}
     return len(meanings & {"cpus", "online", "threads", "cores", "sockets", "architecture"}) >= 3
 
 
@@ -79,7 +100,7 @@ def parse(text: str, source: str) -> tuple[Cpu, tuple[NumaNode, ...]]:
     text = plain(text)
     values: dict[str, list[str]] = {}
     nodes: dict[int, NumaNode] = {}
-    for _, key, value in key_values(text.splitlines()):
+    for key, value in _pairs(text):
         node = _NODE.match(key)
         cpus = cpu_list(value) if node else None
         if node and cpus is not None:
@@ -112,13 +133,38 @@ def parse(text: str, source: str) -> tuple[Cpu, tuple[NumaNode, ...]]:
         logical_cpus=len(online) if online else integer(first("cpus")),
         present_cpus=integer(first("cpus")),
         online=online,
-        isa_levels=isa_levels(frozenset((first("flags") or "").split())) or None,
+        isa_levels=isa_levels(_flags(text)) or None,
         l2_cache_bytes=_per_instance(first("l2")),
         l3_cache_bytes=_per_instance(l3),
         l3_caches=int(instances.group(1)) if instances else None,
         max_mhz=number(first("max_mhz")),
     )
     return cpu, tuple(nodes[number_] for number_ in sorted(nodes))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Keys and values; some translations have lost the colon of a key."""
+    for line in text.splitlines():
+        columns = _COLUMNS.match(line) if ":" not in line and "\uff1a" not in line else None
+        if columns and _meaning(columns.group(1)):
+            yield columns.group(1), columns.group(2)
+            continue
+        yield from ((key, value) for _, key, value in key_values([line]))
+
+
+def _flags(text: str) -> frozenset[str]:
+    """The flags, also where they go on over lines cut at a terminal's width, which cuts words in two."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        pair = next(iter(_pairs(line)), None)
+        if pair is not None and _meaning(pair[0]) == "flags":
+            parts = [pair[1]]
+            for more in lines:
+                if not more[:1].isspace() or ":" in more:
+                    break
+                parts.append(more.strip())
+            return frozenset(" ".join(parts).split()) | frozenset("".join(parts).split())
+    return frozenset()
 
 
 def _cores(values: dict[str, list[str]]) -> tuple[int | None, int | None]:

@@ -154,7 +154,7 @@ def _parse_table(text: str, source: str) -> tuple[Accelerator, ...]:
     heading: list[str] = []
     plain: list[Accelerator] = []
     slices: dict[str, list[_Row]] = {}
-    card = ("N/A", "n/a")
+    card: tuple[str, str] | None = None
     for line in text.splitlines():
         words = line.split()
         if words[:1] in (["GPU"], ["Device"]) and ("VRAM%" in words or {"AvgPwr", "Perf"} <= set(words)):
@@ -172,6 +172,8 @@ def _parse_table(text: str, source: str) -> tuple[Accelerator, ...]:
                 card = (group, device_id.lower())
             elif place in ("0", "N/A"):
                 card = (group, "n/a")
+            elif card is None:
+                continue  # a slice of a card that is not in the text
             # Only a card's first slice names it and its mode: the others follow with N/A and their number
             slices.setdefault(card[0], []).append((int(index), card[1], guid, place, line))
         elif (

@@ -300,7 +300,7 @@ def _parse_usages(text: str, source: str) -> Report:
 def _usages(values: dict[str, str], npu: int | None, source: str) -> Accelerator | None:
     def size(*names: str) -> int | None:
         found = next((count for name in names if (count := number(values.get(name)))), None)
-        return int(found * MIB) if found else None
+        return int(found * MIB) if found and found > 0 else None
 
     total = size("HBM Capacity(MB)", "DDR Capacity(MB)", "Memory Capacity(MB)")
     kind = "HBM" if size("HBM Capacity(MB)") else "DDR" if size("DDR Capacity(MB)") else "Memory"

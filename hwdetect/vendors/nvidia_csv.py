@@ -13,6 +13,7 @@ from hwdetect.text import integer, known, mib, number, pci_address
 _COLUMNS = re.compile(r"--query-(?:gpu|ppu)=([\w.,]+)")
 _PROCESSES = re.compile(r"--query-(?:compute|accounted)-apps=([\w.,]+)")
 _PROCESSES_HEADING = re.compile(r"^(?:[a-z_]+, )*pid(?:,|\s*$)")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)  # a cut one is none
 _BROKEN = ("[unknown error]", "[gpu is lost]", "err!", "[gpu requires reset]")
 _UNIT = re.compile(r"\s*\[([^\]]*)\]\s*$")
 
@@ -78,7 +79,8 @@ def _processes(rows: list[list[str]], source: str, vendor: Vendor) -> Report:
             continue
         cells = dict(zip(columns, row, strict=False))
         pid = integer(cells.get("pid"))
-        place = (known(cells.get("gpu_uuid")), pci_address(cells.get("gpu_bus_id")))
+        uuid = cells.get("gpu_uuid", "")
+        place = (uuid if _UUID.fullmatch(uuid) else None, pci_address(cells.get("gpu_bus_id")))
         if pid is None or place == (None, None):
             continue
         name = known(cells.get("process_name") or cells.get("name"))

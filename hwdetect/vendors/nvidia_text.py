@@ -10,7 +10,7 @@ from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, number, pci_address, sized
 from hwdetect.vendors import boxed
 
-_GPU = re.compile(r"^(?:GPU|XPU|PPU) ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
+_GPU = re.compile(r"^(?:GPU|XPU|PPU) ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 # What else than "GPU" the copies write where it stands; their sections differ in two names
 _WORD = re.compile(r"^(?:XPU|PPU)(?= )")
 _NAMES = {"Memory Usage": "FB Memory Usage", "Ecc Mode": "ECC Mode", "Xpu": "Gpu", "Ppu": "Gpu"}

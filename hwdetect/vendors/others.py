@@ -51,8 +51,9 @@ def _distinct(blocks: list[dict[str, str]]) -> list[dict[str, str]]:
     for name in ("GPU UUID", "Bus Id", "Serial Number"):
         found: dict[str, dict[str, str]] = {}
         for block in blocks:
-            if known(block.get(name)):
-                found.setdefault(block[name], block)
+            # What begins like a number that was seen is that number, cut
+            if known(block.get(name)) and not any(seen.startswith(block[name]) for seen in found):
+                found[block[name]] = block
         if found:
             return list(found.values())
     return blocks[:1]
