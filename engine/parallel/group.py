@@ -30,16 +30,18 @@ _LOOK = "See the log of that rank for why; a replica starts anew with all its ra
 class RankGroup:
     """Owner: a rank's process, which is in one group at a time. Every rank makes the same calls in the same order."""
 
-    def __init__(self, shard: Shard, store: Store, timeout_s: float) -> None:
+    def __init__(self, shard: Shard, store: Store, exchange_s: float) -> None:
         self.shard = shard
         self._store = store
-        self._timeout_s = timeout_s
+        self._exchange_s = exchange_s
 
     @classmethod
-    def join(cls, shard: Shard, meeting_file: Path, device: torch.device, timeout_s: float) -> Self:
+    def join(cls, shard: Shard, meeting_file: Path, device: torch.device, *, meet_s: float, exchange_s: float) -> Self:
         """Meet the other ranks; meeting_file is new, and the same for all of them.
 
-        timeout_s: for meeting, and again for each later exchange
+        meet_s: how long to wait for the others to come; exchange_s: for the slowest to come to an exchange, so for it
+        to load before the first one. On CUDA exchanges are queued: there it is NCCL's watchdog that ends the process
+        when exchange_s is over, and no rank is named.
         Blocks: until all ranks are there
         Raises: WorkerLost naming the ranks that did not come, ConfigError without a folder to meet in
         """
@@ -49,10 +51,10 @@ class RankGroup:
         for name, value in _DEFAULTS[backend].items():
             os.environ.setdefault(name, value)
         store = FileStore(str(meeting_file), shard.degree)
-        group = cls(shard, store, timeout_s)
-        absent = group._absent("came")
+        group = cls(shard, store, exchange_s)
+        absent = group._absent("came", meet_s)
         if absent:
-            raise WorkerLost(f"{_ranks(absent)} of {shard.degree} did not come within {timeout_s:g} s", _LOOK)
+            raise WorkerLost(f"{_ranks(absent)} of {shard.degree} did not come within {meet_s:g} s", _LOOK)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         try:
@@ -61,7 +63,7 @@ class RankGroup:
                 store=PrefixStore("group", store),
                 rank=shard.rank,
                 world_size=shard.degree,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=exchange_s),
             )
         except RuntimeError as error:
             raise group._lost("meeting", error) from error
@@ -90,16 +92,16 @@ class RankGroup:
 
     def _lost(self, what: str, error: RuntimeError) -> WorkerLost:
         """What failed, with the ranks that no longer answer: those that are there fail like this one, and sign here."""
-        absent = self._absent("failed")
+        absent = self._absent("failed", self._exchange_s)
         cause = str(error).splitlines()[0]
         if not absent:
             return WorkerLost(f"{what} of {self.shard.degree} ranks failed though all are there: {cause}", _LOOK)
         return WorkerLost(f"{_ranks(absent)} of {self.shard.degree} went missing during {what}: {cause}", _LOOK)
 
-    def _absent(self, page: str) -> list[int]:
-        """Sign a page of the meeting file -> the ranks that did not within the time limit. Blocks: until all have."""
+    def _absent(self, page: str, limit_s: float) -> list[int]:
+        """Sign a page of the meeting file -> the ranks that did not within the limit. Blocks: until all have."""
         self._store.set(f"{page}/{self.shard.rank}", "1")
-        until_mono = time.monotonic() + self._timeout_s
+        until_mono = time.monotonic() + limit_s
         return [rank for rank in range(self.shard.degree) if not self._signed(f"{page}/{rank}", until_mono)]
 
     def _signed(self, key: str, until_mono: float) -> bool:

@@ -20,18 +20,19 @@ from engine.parallel.shards import Shard
 from engine.spec import read_spec
 
 LIMIT_S = 60.0
+EXCHANGE_S = 4.0
 PAGE_TOKENS = 16
 Work = Callable[..., Any]
 
 
 def run_ranks(
-    work: Work, ranks: list[Shard], folder: Path, *args: Any, device: str = "cpu", join_s: float = 30.0
+    work: Work, ranks: list[Shard], folder: Path, *args: Any, device: str = "cpu", meet_s: float = 40.0
 ) -> list[Any]:
     """What work(group, *args) gave in each rank's process; the traceback where it raised."""
     context = multiprocessing.get_context("spawn")
     results = [folder / f"rank-{shard.rank}.pt" for shard in ranks]
     processes = [
-        context.Process(target=_rank, args=(work, shard, folder / "meeting", device, join_s, result, args))
+        context.Process(target=_rank, args=(work, shard, folder / "meeting", device, meet_s, result, args))
         for shard, result in zip(ranks, results, strict=True)
     ]
     for process in processes:
@@ -47,11 +48,11 @@ def run_ranks(
 
 
 def _rank(
-    work: Work, shard: Shard, meeting: Path, device: str, join_s: float, result: Path, args: tuple[Any, ...]
+    work: Work, shard: Shard, meeting: Path, device: str, meet_s: float, result: Path, args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
     try:
-        group = RankGroup.join(shard, meeting, rank_device(shard, device), join_s)
+        group = RankGroup.join(shard, meeting, rank_device(shard, device), meet_s=meet_s, exchange_s=EXCHANGE_S)
         found = work(group, *args)
         group.close()
     except Exception:  # noqa: BLE001 - the border of a rank: the test shows why
