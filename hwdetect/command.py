@@ -22,7 +22,8 @@ PATH = ":".join(
         "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/wsl/lib",
         "/usr/local/nvidia/bin", "/opt/rocm/bin", "/opt/hyhal/bin", "/opt/dtk/bin", "/opt/mxdriver/bin",
         "/opt/maca/bin", "/usr/local/corex/bin", "/usr/local/neuware/bin", "/usr/local/musa/bin",
-        "/usr/local/Ascend/driver/tools", "/opt/PPU_SDK/bin", "/usr/local/xpu/bin", "/usr/local/birensupa/bin",
+        "/usr/local/Ascend/driver/tools", "/opt/PPU_SDK/bin",
+        "/usr/local/PPU_SDK/ppu-smi/bin", "/opt/PPU_SDK/ppu-smi/bin", "/usr/local/xpu/bin", "/usr/local/birensupa/bin",
     )
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _SIZED = re.compile(
     r"([-+]?\d+(?:\.\d+)?)(?:\s*([kmgtp]?i?b(?:ytes)?|[kmgtp])(?![\w.])|(?![\w.])(?!\s*[a-z]))", re.IGNORECASE
 )
+_BLANKS = " \t\n\r\0"  # recorded files of the kernel may end in a NUL
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _ADDRESS = re.compile(
     r"(?<![0-9a-fA-F:.])(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])(?![0-9a-fA-F:.])"
@@ -92,7 +93,7 @@ def cpu_list(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     ids: set[int] = set()
-    for part in text.strip().replace(" ", "").split(","):
+    for part in text.strip(_BLANKS).replace(" ", "").split(","):
         if not part:
             continue
         first, dash, last = part.partition("-")
@@ -122,7 +123,7 @@ def format_cpu_list(ids: Iterable[int]) -> str:
 
 def cpu_mask(text: str | None) -> tuple[int, ...] | None:
     """The ids of a kernel mask such as `0000ffff,00000000`."""
-    digits = (text or "").strip().replace(",", "")
+    digits = (text or "").strip(_BLANKS).replace(",", "")
     if not digits or not re.fullmatch(r"[0-9a-fA-F]{1,4096}", digits):
         return None
     bits = int(digits, 16)

@@ -43,9 +43,14 @@ print(json.dumps({{"version": torch.__version__, "hip": getattr(torch.version, "
 _COPY = """
 import json, sys, time
 sys.path[:] = {path!r}
-import torch
+try:
+    import torch
+    count = torch.cuda.device_count()
+except Exception as error:
+    print(json.dumps({{"error": f"torch cannot be used: {{type(error).__name__}}: {{error}}"}})); sys.exit(0)
+if not count:
+    print(json.dumps({{"error": "torch sees no CUDA-like device"}})); sys.exit(0)
 size = {megabytes} << 20
-count = torch.cuda.device_count()
 host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
 pairs = []
 def rate(target, source, here):
@@ -91,6 +96,14 @@ class LinkRate:
     source: int | None
     target: int | None
     bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """What was measured; without `rates`, `problem` says why there are none."""
+
+    rates: tuple[LinkRate, ...] = ()
+    problem: str = ""
 
 
 def look(limit_s: float = IMPORT_LIMIT_S) -> TorchView:
@@ -139,19 +152,25 @@ def compare(machine: Machine, view: TorchView) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def measure_links(megabytes: int = 128, limit_s: float = 60.0) -> tuple[LinkRate, ...]:
-    """Copy rates between the host and each CUDA-like device and between devices; () where torch has none.
+def measure_links(megabytes: int = 128, limit_s: float = 60.0) -> LinkView:
+    """Copy rates between the host and each CUDA-like device and between devices.
 
     Blocks: up to `limit_s`. Uses `megabytes` on every device.
     """
     output = command.run(
         [sys.executable, "-c", _COPY.format(path=command.module_path(), megabytes=megabytes)], limit_s=limit_s
     )
-    answer: Any = jsontext.load(clean(output.text)) if output is not None else None
-    pairs = answer.get("pairs") if isinstance(answer, dict) else None
+    if output is None or output.timed_out:
+        return LinkView(problem=f"the copies did not end within {limit_s:.0f} s")
+    # Libraries may print above the answer
+    last = next((line for line in reversed(clean(output.text).splitlines()) if line.startswith("{")), "")
+    answer: Any = jsontext.load(last)
+    if not isinstance(answer, dict):
+        return LinkView(problem=f"the copying process ended with status {output.exit_status}")
+    pairs = answer.get("pairs")
     if not isinstance(pairs, list):
-        return ()
-    return tuple(LinkRate(_end(p["source"]), _end(p["target"]), float(p["bytes_per_s"])) for p in pairs)
+        return LinkView(problem=str(answer.get("error")))
+    return LinkView(tuple(LinkRate(_end(p["source"]), _end(p["target"]), float(p["bytes_per_s"])) for p in pairs))
 
 
 def _end(name: Any) -> int | None:

@@ -43,19 +43,19 @@ def hw(
     live = root == Path("/")
     folder = settings_from(config, state_dir).state_dir if live else None
     machine = detect(root, state_dir=folder)
-    rates = measure_links() if links else ()
+    view = measure_links() if links and live else None
     if as_json:
         described = json.loads(machine.to_json())
-        if links:
-            described["link_rates"] = encode(rates)
+        if view is not None:
+            described["link_rates"] = encode(view.rates)
         print(json.dumps(described, ensure_ascii=False, indent=None if watch else 2), flush=True)
     else:
         print(table(machine), end="", flush=True)
-        for rate in rates:
+        for rate in view.rates if view is not None else ():
             ends = [f"device {end}" if end is not None else "host" for end in (rate.source, rate.target)]
             print(f"Copy      {ends[0]} to {ends[1]}: {rate.bytes_per_s / 1e9:.1f} GB/s")
-        if links and not rates:
-            print("Copy      not measured: torch sees no device")
+        if links and (view is None or view.problem):
+            print(f"Copy      not measured: {view.problem if view is not None else 'a recorded machine has no links'}")
     while watch:
         machine = _wait_for_change(root, folder, machine, as_json)
 

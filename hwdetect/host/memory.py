@@ -6,7 +6,7 @@ import resource
 
 from hwdetect.host.cgroup import available_bytes
 from hwdetect.machine import Cgroup, HugePages, Memory, NumaNode
-from hwdetect.text import cpu_list, size_bytes
+from hwdetect.text import cpu_list, cpu_mask, size_bytes
 from hwdetect.tree import Tree, line, numbered
 
 _NODES = "/sys/devices/system/node"
@@ -55,7 +55,7 @@ def read_numa(tree: Tree, device_nodes: dict[int, str], allowed: tuple[int, ...]
             continue
         values = parse_meminfo(tree.read(f"{folder}/meminfo") or "")
         distances = (tree.read(f"{folder}/distance") or "").split()
-        cpus = cpu_list(tree.read(f"{folder}/cpulist"))
+        cpus = cpu_list(tree.read(f"{folder}/cpulist")) or cpu_mask(tree.read(f"{folder}/cpumap"))
         facts = NumaNode.of(
             folder,
             node=number,

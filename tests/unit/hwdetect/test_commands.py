@@ -11,6 +11,7 @@ import pytest
 from daemon.cli import run
 from daemon.commands import hw
 from hwdetect import Machine, torch_view
+from hwdetect.command import Output
 from hwdetect.torch_view import TorchView
 
 
@@ -55,6 +56,31 @@ def test_hw_watch_prints_changes_until_interrupted(
     first, second = capsys.readouterr().out.splitlines()
     assert json.loads(first)["memory"]["total_bytes"] == 1 << 30
     assert json.loads(second)["kind"] == "memory_limit"
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (
+            'warning: odd\n{"pairs": [{"source": "host", "target": 0, "bytes_per_s": 5e10}]}',
+            "host to device 0: 50.0 GB/s",
+        ),
+        ('{"error": "torch sees no CUDA-like device"}', "not measured: torch sees no CUDA-like device"),
+        ("Segmentation fault", "not measured: the copying process ended with status -11"),
+    ],
+)
+def test_hw_links_prints_rates_or_why_there_are_none(
+    answer: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = torch_view.command.run
+
+    def answered(argv: list[str], limit_s: float = 3.0) -> Output | None:
+        copies = any("bytes_per_s" in part for part in argv)
+        return Output(answer.encode(), -11 if "fault" in answer else 0) if copies else real(argv, limit_s=limit_s)
+
+    monkeypatch.setattr(torch_view.command, "run", answered)
+    assert run(["hw", "--links", "--state-dir", str(tmp_path)]) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_doctor_exit_status_ids_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,11 @@ def test_tree_of_power9_gives_six_gpus_and_host_memory_without_theirs(trees: Pat
     assert machine.cpu.physical_cores == 8
 
 
+def test_tree_with_node_masks_alone_gives_their_cpus(trees: Path) -> None:
+    nodes = detect(trees / "kunpeng920-2s-4numa").numa
+    assert [format_cpu_list(node.cpus) for node in nodes] == ["0-31", "32-63", "64-95", "96-127"]
+
+
 def test_tree_of_hybrid_processor_gives_both_kinds_of_cores(trees: Path) -> None:
     kinds = detect(trees / "intel-hybrid-i7-1370P").cpu.core_kinds
     assert [(kind.name, kind.cores) for kind in kinds] == [("performance", 6), ("efficiency", 8)]
