@@ -11,7 +11,8 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ABSENT = frozenset(
     {"", "-", "--", "n/a", "na", "none", "null", "unknown", "unsupported", "not supported", "err!", "error",
-     "not available", "not active", "undefined", "unknown error", "insufficient permissions", "insufficient permission",
+     "not available", "not found", "not active", "undefined", "unknown error",
+     "insufficient permissions", "insufficient permission",
      "requested functionality has been deprecated", "gpu access blocked by the operating system", "deprecated"}
 )  # fmt: skip
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")

@@ -110,6 +110,7 @@ def _parse_listed(text: str, source: str) -> tuple[Accelerator, ...]:
 def _listed_device(index: int, row: dict[str, str], links: dict[int, tuple[Link, ...]], source: str) -> Accelerator:
     device_id = known(row.get("device id") or row.get("gpu id"))
     name = known(row.get("card series") or row.get("device name"))
+    node = integer(row.get("(topology) numa node"))
     return checked_memory(
         Accelerator.of(
             source,
@@ -133,7 +134,7 @@ def _listed_device(index: int, row: dict[str, str], links: dict[int, tuple[Link,
                 or row.get("current socket graphics package power (w)")
             ),
             power_limit_w=number(row.get("max graphics package power (w)")),
-            numa_node=integer(row.get("(topology) numa node")),
+            numa_node=node if node is not None and node >= 0 else None,  # -1: none
             links=links.get(index),
         )
     )

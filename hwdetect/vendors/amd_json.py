@@ -83,7 +83,7 @@ def _rocm_card(index: int, card: dict[str, Any], source: str) -> Accelerator:
     # Some versions put an id where the name belongs: an id is no name
     name = next((n for n in names if n and not _HEX.match(n)), None)
     unique_id = value("unique id")
-    numa = value("(topology) numa node")
+    numa = integer(value("(topology) numa node"))
     rev = [f"{part:04x}" for part in (0x1002, int(device_id, 16))] if device_id and _HEX.match(device_id) else None
     return checked_memory(
         Accelerator.of(
@@ -103,7 +103,7 @@ def _rocm_card(index: int, card: dict[str, Any], source: str) -> Accelerator:
             power_w=number(value("average graphics package power (w)", "current socket graphics package power (w)")),
             power_limit_w=number(value("max graphics package power (w)")),
             partition_mode=_mode(value("memory partition"), value("compute partition")),
-            numa_node=integer(numa),
+            numa_node=numa if numa is not None and numa >= 0 else None,  # -1: none
         )
     )
 

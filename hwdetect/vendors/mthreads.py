@@ -9,6 +9,7 @@ from hwdetect import jsontext
 from hwdetect.accelerator import Accelerator, DeviceProcess, Vendor
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, mib, number, pci_address
+from hwdetect.vendors import nvidia_text
 
 _FIRST = re.compile(r"^(\d{1,4})\s+(\S[^|]*?)\s*\|([^|]*)\|\s*(\S+)\s+(\S.*?)\s*$")
 _MEMORY = re.compile(r"(\d+)\s*MiB\s*\(\s*(\d+)\s*MiB\s*\)")
@@ -23,6 +24,8 @@ def looks_like(text: str) -> bool:
 def parse(text: str, source: str) -> Report:
     if '"GPU"' in text and "{" in text:
         return _parse_json(text, source)
+    if "Product Name" in text and "mthreads-gmi:" not in text:
+        return nvidia_text.parse(text, source)  # `-q`: the form that others have copied too
     driver = re.search(r"Driver Version\s*:\s*(\S+)", text)
     tool = re.search(r"mthreads-gmi\s*:\s*(\S+)", text)
     head, _, tail = text.partition("Processes:")

@@ -14,7 +14,7 @@ _COLUMNS = re.compile(r"--query-(?:gpu|ppu)=([\w.,]+)")
 _PROCESSES = re.compile(r"--query-(?:compute|accounted)-apps=([\w.,]+)")
 _PROCESSES_HEADING = re.compile(r"^(?:[a-z_]+, )*pid(?:,|\s*$)")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)  # a cut one is none
-_BROKEN = ("[unknown error]", "[gpu is lost]", "err!", "[gpu requires reset]")
+_BROKEN = ("unknown error", "gpu is lost", "err!", "gpu requires reset")
 _UNIT = re.compile(r"\s*\[([^\]]*)\]\s*$")
 
 # What is asked for when the machine is asked: enough for every fact that this form can give
@@ -145,8 +145,12 @@ def _device(columns: list[str], row: list[str], position: int, source: str, vend
             pcie_width_max=integer(value("pcie.link.width.max")),
         )
     )
-    sizes = (cells.get("memory.total", ""), cells.get("memory.used", ""))
-    broken = next((cell for cell in sizes if cell.lower() in _BROKEN), None)
+    return marked_broken(device, source, cells.get("memory.total"), cells.get("memory.used"))
+
+
+def marked_broken(device: Accelerator, source: str, *sizes: str | None) -> Accelerator:
+    """The device as unusable if one of its memory's sizes is an error's text."""
+    broken = next((size for size in sizes if size and size.strip().strip("[]").lower() in _BROKEN), None)
     if broken is None:
         return device
     state = State.LOST if "lost" in broken.lower() else State.UNHEALTHY

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from hwdetect.accelerator import Accelerator, DeviceProcess, Vendor
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, number, pci_address, sized
-from hwdetect.vendors import boxed
+from hwdetect.vendors import boxed, nvidia_csv
 
-_GPU = re.compile(r"^(?:GPU|XPU|PPU) ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
+_GPU = re.compile(r"^(?:GPU|XPU|PPU)\d{0,4} ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 # What else than "GPU" the copies write where it stands; their sections differ in two names
 _WORD = re.compile(r"^(?:XPU|PPU)(?= )")
 _NAMES = {"Memory Usage": "FB Memory Usage", "Ecc Mode": "ECC Mode", "Xpu": "Gpu", "Ppu": "Gpu"}
 _COPIES = (
+    (Vendor.MTHREADS, re.compile(r"MTT S\d|MTBios")),
     (Vendor.ILUVATAR, re.compile(r"IXSMI|IX-ML|Iluvatar")),
     (Vendor.KUNLUNXIN, re.compile(r"^XPU [0-9A-Fa-f]{4,8}:|XPU-RT Version|KUNLUNXIN", re.MULTILINE)),
     (Vendor.THEAD, re.compile(r"^PPU [0-9A-Fa-f]{4,8}:|PPU-ZW", re.MULTILINE)),
@@ -107,7 +108,7 @@ def _device(block: Block, position: int, source: str, vendor: Vendor) -> Acceler
         for name in ("Current Power Limit", "Power Limit", "Enforced Power Limit")
     ]
     link = ("PCI", "GPU Link Info")
-    return checked_memory(
+    device = checked_memory(
         Accelerator.of(
             source,
             vendor=vendor,
@@ -136,6 +137,8 @@ def _device(block: Block, position: int, source: str, vendor: Vendor) -> Acceler
             pcie_width_max=integer((block.value(*link, "Link Width", "Max") or "").rstrip("x")),
         )
     )
+    sizes = (block.values.get(("FB Memory Usage", name)) for name in ("Total", "Used"))
+    return nvidia_csv.marked_broken(device, source, *sizes)
 
 
 def _uncorrected(block: Block) -> int | None:

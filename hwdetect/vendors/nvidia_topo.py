@@ -17,6 +17,7 @@ _COPIES = (
     (Vendor.KUNLUNXIN, re.compile(r"^XPU \d+: |^xpu-smi\b", re.MULTILINE)),
     (Vendor.THEAD, re.compile(r"^PPU \d+: |^ppu-smi\b", re.MULTILINE)),
     (Vendor.ILUVATAR, re.compile(r"Iluvatar|^ixsmi\b", re.MULTILINE)),
+    (Vendor.MTHREADS, re.compile(r"MTT S\d|^mthreads-gmi\b", re.MULTILINE)),
 )
 _LANE = re.compile(r"^\s*Link (\d{1,3}):\s*(.+?)\s*$")
 
@@ -31,11 +32,12 @@ def looks_like_list(text: str) -> bool:
 
 def parse_topology(text: str, source: str) -> Report:
     """Devices with links and affinity only: their names come from elsewhere."""
+    vendor = next((maker for maker, mark in _COPIES if mark.search(source)), Vendor.NVIDIA)
     found = matrix.parse(text)
     devices = [
         Accelerator.of(
             source,
-            vendor=Vendor.NVIDIA,
+            vendor=vendor,
             index=row,
             links=found.links(row),
             cpu_affinity=found.cpus.get(row),
@@ -43,7 +45,7 @@ def parse_topology(text: str, source: str) -> Report:
         )
         for row in found.devices
     ]
-    return Report(source=source, vendor=Vendor.NVIDIA, devices=tuple(devices))
+    return Report(source=source, vendor=vendor, devices=tuple(devices))
 
 
 def parse_list(text: str, source: str) -> Report:

@@ -11,6 +11,7 @@ from hwdetect.accelerator import Accelerator, DeviceProcess, Partition, Vendor
 from hwdetect.machine import Note, Severity
 from hwdetect.report import Report, checked_memory, unique
 from hwdetect.text import integer, known, number, pci_address, sized
+from hwdetect.vendors import nvidia_csv
 
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)([^<>]*?)(/?)>([^<]*)")
 _ID = re.compile(r'\bid\s*=\s*"([^"]*)"')
@@ -130,6 +131,8 @@ def _device(gpu: Element, position: int, source: str) -> Accelerator:
         pcie_width=integer((gpu.value(*link, "link_widths", "current_link_width") or "").rstrip("x")),
         pcie_width_max=integer((gpu.value(*link, "link_widths", "max_link_width") or "").rstrip("x")),
     )
+    sizes = [part.text for name in ("total", "used") if (part := memory.child(name)) is not None]
+    device = nvidia_csv.marked_broken(device, source, *sizes)
     warnings = tuple(_warnings(gpu))
     return checked_memory(device.with_facts(source, warnings=warnings) if warnings else device)
 
