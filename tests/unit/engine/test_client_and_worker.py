@@ -62,6 +62,16 @@ async def until(condition, seconds: float = 10.0) -> None:
     raise AssertionError("it did not happen in time")
 
 
+async def connected(client: EngineClient) -> None:
+    """Until then nothing can be sent: the first knobs that arrive say so."""
+    for _ in range(250):
+        try:
+            return await client.set_knobs(Knobs())
+        except WorkerLost:
+            await asyncio.sleep(0.02)
+    raise AssertionError("nobody connected")
+
+
 async def test_worker_serves_many_at_once_frees_what_is_left_and_stops_when_told(smollm_path, tmp_path):
     async with worker_on(smollm_path, tmp_path, knobs=Knobs(max_running=24)) as (client, process):
         ready = await asyncio.wait_for(client.ready, 60)
@@ -123,8 +133,10 @@ async def test_a_worker_that_sends_nonsense_is_given_up_and_its_streams_end(tmp_
     told = []
     client.on_failed = told.append
     try:
+        await connected(client)
+        await asyncio.wait_for(odd.recv(), 5)
         stream = asyncio.create_task(collect(client, Submit("a", [1], greedy(1))))
-        await odd.recv()
+        await asyncio.wait_for(odd.recv(), 5)
         await odd.send(b"\xc1 not msgpack")
         assert await asyncio.wait_for(stream, 5) == ([], [FinishReason.ERROR])
         assert told[0].error.code == "worker_error"
