@@ -19,6 +19,16 @@ Compare = Callable[..., bool]
 KEYS = {"overview": "1", "models": "3", "workers": "4"}
 
 
+async def until(pilot: Pilot[None], happened: Callable[[], bool]) -> None:
+    """A fixed pause is too short on a busy machine, or long enough for a second poll."""
+    for _ in range(1_000):
+        if happened():
+            await pilot.pause()
+            return
+        await pilot.pause(0.01)
+    raise AssertionError("it did not happen")
+
+
 async def shown(pilot: Pilot[None], console: Any) -> None:
     for _ in range(100):
         await pilot.pause(0.02)
@@ -55,8 +65,7 @@ def test_overview_when_daemon_is_down(snap_compare: Compare, console: Make, size
         await shown(pilot, made)
         made.daemon.down = True
         made.clock.pass_s(40)
-        await pilot.press("r")
-        await pilot.pause(0.3)
+        await until(pilot, lambda: made.app.feed.snapshot.link.failures == 1)
 
     assert snap_compare(made.app, terminal_size=size, run_before=run)
 
@@ -70,7 +79,7 @@ def test_workers_when_stale(snap_compare: Compare, console: Make, size: tuple[in
         made.daemon.silent = True
         made.clock.pass_s(8)
         await pilot.press("r")
-        await pilot.pause(0.3)
+        await until(pilot, lambda: made.app.screen.has_class("-old"))
 
     assert snap_compare(made.app, terminal_size=size, run_before=run)
 
@@ -78,7 +87,11 @@ def test_workers_when_stale(snap_compare: Compare, console: Make, size: tuple[in
 def test_overview_when_nothing_ever_answered(snap_compare: Compare, console: Make) -> None:
     made = console(healthy())
     made.daemon.down = True
-    assert snap_compare(made.app, terminal_size=SMALL, run_before=lambda pilot: pilot.pause(0.3))
+
+    async def run(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: made.app.feed.snapshot.link.failures == 1)
+
+    assert snap_compare(made.app, terminal_size=SMALL, run_before=run)
 
 
 def test_overview_when_forbidden(snap_compare: Compare, console: Make) -> None:
