@@ -132,10 +132,10 @@ class EngineCore:
         if launched is not None:
             self._complete(launched)
 
-    def stats(self, beat: int = 0, rss_bytes: int = 0, device_bytes: int = 0) -> WorkerStats:
+    def stats(self) -> WorkerStats:
+        """The engine's own figures; a process adds its beat and its memory."""
         return WorkerStats(
             step=self._step,
-            beat=beat,
             running=len(self.scheduler.running),
             waiting=self.scheduler.num_waiting,
             kv_pages_total=self.kv.num_pages,
@@ -150,8 +150,6 @@ class EngineCore:
             draft_tokens_total=self._totals["drafted"],
             draft_accepted_total=self._totals["right"],
             last_step_s=self._last_step_s,
-            rss_bytes=rss_bytes,
-            device_bytes=device_bytes,
             knobs=self.scheduler.knobs,
         )
 

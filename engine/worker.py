@@ -60,6 +60,8 @@ class Worker:
         self._beat = 0
         self._unprepared = True  # graphs may be left to capture
         self._stopping = False
+        self._memory_mono = float("-inf")
+        self._memory: dict[str, int] = {}
         self._last_progress_mono = 0.0
         self._last_sent_mono = 0.0
 
@@ -117,11 +119,11 @@ class Worker:
             self._beat += 1
             if core.has_work():
                 report = core.step()
-                self._send(StepReport(report.deltas, self._stats(engine)))
+                self._send(StepReport(report.deltas, self._completed(engine, report.stats)))
             elif self._unprepared:
                 self._unprepared = core.prepare()
             if time.monotonic() - self._last_sent_mono >= self.config.heartbeat_s:
-                self._send(Heartbeat(self._stats(engine)))
+                self._send(Heartbeat(self._completed(engine, core.stats())))
             if os.getppid() != self._parent:
                 log.error("daemon_gone parent=%d", self._parent)
                 return
@@ -153,8 +155,13 @@ class Worker:
             case Stop():
                 self._stopping = True
 
-    def _stats(self, engine: BuiltEngine) -> WorkerStats:
-        return engine.core.stats(self._beat, _rss_bytes(), engine.device.used_bytes())
+    def _completed(self, engine: BuiltEngine, stats: WorkerStats) -> WorkerStats:
+        """With this process's beat and memory, the latter looked up once a heartbeat: steps are short."""
+        now = time.monotonic()
+        if now - self._memory_mono >= self.config.heartbeat_s:
+            self._memory_mono = now
+            self._memory = {"rss_bytes": _rss_bytes(), "device_bytes": engine.device.used_bytes()}
+        return msgspec.structs.replace(stats, beat=self._beat, **self._memory)
 
     def _progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()

@@ -43,10 +43,6 @@ class PageAllocator:
         self._free_large = list(range(num_large - 1, 0, -1))  # large page 0 holds the null pages
         self._evict = evict
 
-    @property
-    def num_free_large(self) -> int:
-        return len(self._free_large)
-
     def free_large_pages(self) -> set[int]:
         return set(self._free_large)
 

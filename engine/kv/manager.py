@@ -147,15 +147,6 @@ class KvManager:
         pages.num_registered = 0
         self._allocator.end_sequence(pages.id)
 
-    def clear_cache(self) -> int:
-        """Forget all idle content; returns the pages given back."""
-        count = self.num_idle
-        for group, heap in enumerate(self._idle_small):
-            while (item := heap.pop()) is not None:
-                self._idle_large.remove(group, item[1] // self.layout.groups[group].ratio)
-                self._forget(group, item[1])
-        return count
-
     # ---------------------------------------------------------------- naming and hits
 
     def _name_blocks(self, pages: SequencePages, tokens: Sequence[int], count: int) -> None:

@@ -65,10 +65,6 @@ class DecodeGraphs:
         self._captured.clear()
         self._memory = None  # it went with the last graph
 
-    @property
-    def sizes(self) -> list[int]:
-        return sorted(self._captured)
-
     def missing(self, max_batch: int) -> int | None:
         """The largest size up to the one that max_batch needs which is not captured yet."""
         last = bucket_of(max_batch)
