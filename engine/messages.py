@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class FinishReason(StrEnum):
@@ -23,6 +23,21 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context is full
     ABORT = "abort"  # the client went away or an operator cancelled
     ERROR = "error"  # see ErrorInfo
+
+
+class GrammarKind(StrEnum):
+    """What a request's output must match; the worker refuses what it cannot compile and never samples unconstrained."""
+
+    JSON_SCHEMA = "json_schema"  # text: the schema as JSON
+    JSON_OBJECT = "json_object"  # any JSON object; text is empty
+    REGEX = "regex"  # text: the whole output, in Rust's regex syntax
+    CHOICE = "choice"  # text: a JSON list of strings
+    LARK = "lark"  # text: a grammar in llguidance's dialect of Lark
+
+
+class Grammar(Struct, frozen=True, forbid_unknown_fields=True):
+    kind: GrammarKind
+    text: str = ""
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,6 +57,7 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     min_tokens: Annotated[int, Meta(ge=0)] = 0  # stop tokens are masked until then
     top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen token alone
     logit_bias: dict[int, float] | None = None
+    grammar: Grammar | None = None  # the output is kept to it by masking logits
 
 
 # ---------------------------------------------------------------- daemon -> worker
@@ -53,6 +69,23 @@ class Submit(Struct, frozen=True, tag=True):
     sampling: SamplingParams
     priority: int = 0  # lower runs first
     cache_salt: str = ""  # prefix cache entries are shared only within one salt (tenant isolation)
+    tenant: str = ""  # token shares of a step are fair between tenants of one priority
+    weight: Annotated[float, Meta(gt=0.0)] = 1.0  # this tenant's share beside the others'
+    deadline_s: float | None = None  # seconds after arrival by which it must have ended; None: whenever
+    prompt_group: str = ""  # requests of one group have the same prompt (n > 1): it is computed once
+    adapter: str = ""  # a LoRA adapter of WorkerConfig.adapters; "": the base model alone
+
+
+class Embed(Struct, frozen=True, tag=True):
+    """One text's embedding; the answer is one TokenDelta with `embedding` and finish STOP. Abort ends it too."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    priority: int = 0
+    tenant: str = ""
+    weight: Annotated[float, Meta(gt=0.0)] = 1.0
+    deadline_s: float | None = None
+    adapter: str = ""
 
 
 class Abort(Struct, frozen=True, tag=True):
@@ -77,7 +110,7 @@ class Stop(Struct, frozen=True, tag=True):
     """End the process. Requests still there get ABORT first."""
 
 
-Command = Submit | Abort | SetKnobs | Stop
+Command = Submit | Embed | Abort | SetKnobs | Stop
 
 # ---------------------------------------------------------------- worker -> daemon
 
@@ -111,6 +144,7 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True):
     finish: FinishReason | None = None
     error: ErrorInfo | None = None
     usage: Usage | None = None  # with finish
+    embedding: bytes | None = None  # little-endian float32, of length one; of an Embed
 
 
 class WorkerStats(Struct, frozen=True):
@@ -154,6 +188,10 @@ class WorkerReady(Struct, frozen=True, tag=True):
     load_s: float
     kernels: dict[str, str] = {}  # op -> chosen implementation and why
     notes: list[str] = []  # fall-backs taken, one sentence each
+    embeds: bool = False  # it answers Embed; an encoder answers nothing else
+    generates: bool = True
+    embedding_dimensions: int = 0
+    adapters: tuple[str, ...] = ()  # names of those loaded
 
 
 class StepReport(Struct, frozen=True, tag=True):
@@ -176,6 +214,11 @@ Event = LoadProgress | WorkerReady | StepReport | Heartbeat | WorkerFailed
 # ---------------------------------------------------------------- start-up
 
 
+class AdapterSource(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str  # how Submit.adapter asks for it
+    path: str  # a PEFT folder
+
+
 class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a worker needs to start; written as JSON and given as a file's path (python -m engine.worker FILE)."""
 
@@ -194,6 +237,10 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 0  # CPU threads; 0: every core the process may use
     knobs: Knobs = Knobs()
     heartbeat_s: float = 0.5
+    weights: str = "stored"  # or what they are made into at load: "fp8", "int8", "int8-mixed", "int4", ...
+    adapters: tuple[AdapterSource, ...] = ()
+    draft_model_path: str = ""  # a small model of the same tokens that guesses; "": none
+    swap_bytes: int = 0  # host memory for the pages of preempted requests; 0: they are computed again
 
 
 command_encoder = msgspec.msgpack.Encoder()

@@ -34,11 +34,31 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what a choice's model thinks before it answers; never part of its text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A tool call of one choice. The first of a call has call_id and name, later ones only more of its arguments."""
+
+    index: int
+    call: int  # number of the call within the choice, from 0
+    arguments: str  # the next piece of the JSON text
+    call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDone:
-    """One choice is complete. reason: "stop" or "length"."""
+    """One choice is complete. reason: "stop", "length" or "tool_calls"; stop: the stop string that ended it."""
 
     index: int
     reason: str
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +83,4 @@ class Failed:
     error: BayardError
 
 
-Event = TextDelta | ChoiceDone | Finished | Failed
+Event = TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone | Finished | Failed
