@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,10 @@ class Replica:
     max_context_tokens: int
     device: str
     since_mono: float
+    generates: bool = True  # False: it answers Embed alone
+    embeds: bool = False
+    embedding_dimensions: int = 0  # 0: it does not embed
+    adapter: str = ""  # what Submit.adapter and Embed.adapter must say; "": the model itself
 
 
 class Router:
@@ -84,9 +88,19 @@ class Router:
             self._texts.pop(config.model_path, None)
             raise
         replica = Replica(
-            worker, config.model_name, client, text, ready.max_context_tokens, ready.device, time.monotonic()
+            worker,
+            config.model_name,
+            client,
+            text,
+            ready.max_context_tokens,
+            ready.device,
+            time.monotonic(),
+            ready.generates,
+            ready.embeds,
+            ready.embedding_dimensions,
         )
-        self._replicas.setdefault(config.model_name, []).append(replica)
+        for served in (replica, *(replace(replica, model=name, adapter=name) for name in ready.adapters)):
+            self._replicas.setdefault(served.model, []).append(served)
 
     def remove(self, worker: str) -> None:
         """Send it nothing more. Harmless for a worker that is not here."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 
 import msgspec
 import zmq
@@ -18,6 +19,7 @@ from engine.errors import WorkerLost
 from engine.messages import (
     Abort,
     Command,
+    Embed,
     ErrorInfo,
     Event,
     FinishReason,
@@ -77,8 +79,22 @@ class EngineClient:
         self._socket = socket
         self._reader = asyncio.create_task(self._read(socket), name=f"engine-client {self.endpoint}")
 
-    async def submit(self, submit: Submit) -> AsyncIterator[TokenDelta]:
+    def submit(self, submit: Submit) -> AsyncIterator[TokenDelta]:
         """Send the request and yield its deltas up to the terminal one. Leaving early aborts it in the worker."""
+        return self._exchange(submit)
+
+    async def embed(self, embed: Embed) -> TokenDelta:
+        """One text's embedding: its terminal delta, with `embedding` and STOP, or with `error`, or with ABORT.
+
+        Blocks: until the worker has answered or is lost. Cancelling aborts it in the worker.
+        """
+        async with aclosing(self._exchange(embed)) as deltas:
+            async for delta in deltas:
+                if delta.finish is not None:
+                    return delta
+        raise AssertionError(f"{embed.request_id} ended without a terminal delta")
+
+    async def _exchange(self, submit: Submit | Embed) -> AsyncGenerator[TokenDelta, None]:
         queue: asyncio.Queue[TokenDelta] = asyncio.Queue()
         if self._closed_with is not None:
             yield TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=self._closed_with)
