@@ -99,13 +99,13 @@ class Exchange:
         if self.principal is None:
             return []
         headers: list[tuple[bytes, bytes]] = []
-        for what, rate in self.services.tenants.admission.rates_of(self.principal):
+        for rate in self.services.tenants.admission.rates_of(self.principal):
             for name, value in (
-                ("limit", str(rate.per_minute)),
+                ("limit", str(rate.limit)),
                 ("remaining", str(rate.remaining)),
-                ("reset", duration(rate.full_in_s)),
+                ("reset", duration(rate.reset_s)),
             ):
-                headers.append((f"x-ratelimit-{name}-{what}".encode(), value.encode()))
+                headers.append((f"x-ratelimit-{name}-{rate.what}".encode(), value.encode()))
         return headers
 
     def _check_media_type(self) -> None:

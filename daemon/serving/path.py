@@ -17,6 +17,7 @@ from daemon.serving.live import LiveRequest, LiveRequests, RequestState
 from daemon.serving.prepare import PreparedPrompt, is_quick, prepare_prompts, resolve_sampling
 from daemon.serving.recent import EndedRequest, RecentRequests
 from daemon.serving.request import Endpoint, GenerationRequest
+from daemon.serving.reserve import reserve_tokens
 from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
 from daemon.tenants.service import TenantService
@@ -95,6 +96,7 @@ class ServingPath:
         ticket: Ticket,
     ) -> Generation:
         plans = _plan_choices(request, principal, replica, prompts)
+        plans = reserve_tokens(ticket, plans, named_maximum=request.sampling.max_tokens is not None)
         generation = Generation(
             live,
             replica,

@@ -15,7 +15,11 @@ class TenantLimits:
     max_concurrency: int | None = None
     max_queue: int | None = None  # requests that may wait for max_concurrency; None: the daemon's own bound alone
     requests_per_minute: int | None = None
+    request_burst: int | None = None  # requests at once after a pause; None: those of a minute
     tokens_per_minute: int | None = None
+    token_burst: int | None = None
+    tokens_per_day: int | None = None  # calendar day and month, in UTC
+    tokens_per_month: int | None = None
     max_context_tokens: int | None = None  # prompt and output of one choice
     max_output_tokens: int | None = None
     models: frozenset[str] | None = None
@@ -24,38 +28,56 @@ class TenantLimits:
         return self.models is None or model in self.models
 
 
-class Bucket:
-    """A rate per minute that refills steadily. It may go below zero when the price is known only afterwards."""
+@dataclass(frozen=True, slots=True)
+class RateFigure:
+    """One rate of a tenant as it stands now. what: "requests" or "tokens"."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    what: str
+    limit: int  # a minute
+    remaining: int
+    reset_s: float  # until nothing of it is used any more
+
+
+class Bucket:
+    """A rate per minute that refills steadily, up to `burst`. It may go below zero: one request may be larger."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float], burst: int | None = None) -> None:
         self.per_minute = per_minute
+        self.burst = per_minute if burst is None else burst
         self._clock = clock
-        self._level = float(per_minute)
+        self._level = float(self.burst)
         self._at_mono = clock()
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until `amount` can be taken; 0 if now."""
+        """Seconds until `amount` can be taken; 0 if now. What is larger than the burst needs a full bucket."""
         self._refill()
-        missing = min(amount, self.per_minute) - self._level
+        missing = min(amount, self.burst) - self._level
         return max(0.0, missing * MINUTE_S / self.per_minute)
 
-    @property
-    def remaining(self) -> int:
-        """What can be taken now."""
+    def figure(self, what: str) -> RateFigure:
         self._refill()
-        return max(0, int(self._level))
-
-    @property
-    def full_in_s(self) -> float:
-        """Seconds until nothing of it is used any more."""
-        self._refill()
-        return max(0.0, (self.per_minute - self._level) * MINUTE_S / self.per_minute)
+        used = self.burst - self._level
+        return RateFigure(what, self.per_minute, max(0, int(self._level)), max(0.0, used * MINUTE_S / self.per_minute))
 
     def take(self, amount: float) -> None:
         self._refill()
         self._level -= amount
 
+    def give_back(self, amount: float) -> None:
+        """What was taken and not used."""
+        self._refill()
+        self._level = min(self.burst, self._level + amount)
+
+    def resize(self, per_minute: int, burst: int | None) -> None:
+        """New figures; what was used stays used."""
+        self._refill()
+        used = self.burst - self._level
+        self.per_minute = per_minute
+        self.burst = per_minute if burst is None else burst
+        self._level = self.burst - used
+
     def _refill(self) -> None:
         now = self._clock()
-        self._level = min(self.per_minute, self._level + (now - self._at_mono) * self.per_minute / MINUTE_S)
+        # a clock that stands or goes back gives nothing and takes nothing
+        self._level = min(self.burst, self._level + max(0.0, now - self._at_mono) * self.per_minute / MINUTE_S)
         self._at_mono = now
