@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from engine.errors import ConfigError, UnsupportedFormat
 from engine.spec.decoder_shape import DecoderShape, commonest_dtype
 from engine.spec.families import FAMILIES, family_named
 from engine.spec.family import ACTIVATIONS, Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Fields
-from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
+from engine.spec.hf_folder import read_json, refuse_repeats, weight_files
+from engine.spec.model_spec import CheckpointFormat, ModelSpec
 from engine.spec.rope_fields import hf_rope
 from engine.spec.safetensors_header import read_safetensors_header
 from engine.spec.tensor_table import FP8_BLOCK, tensor_table
 
-MAX_JSON_BYTES = 1 << 24
 MAX_NEXT = 8  # layers for speculation
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 
 
 def hf_spec(folder: Path) -> ModelSpec:
     """Read config.json and the safetensors headers. Raises: UnsupportedFormat, ConfigError."""
-    config = Fields(_json(folder / "config.json"), f"{folder.name}/config.json")
+    config = Fields(read_json(folder / "config.json"), f"{folder.name}/config.json")
     family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
     _check_quantisation(config, family)
     gates = ACTIVATIONS[family.activation]
     config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])
-    files = _files(folder)
+    files = weight_files(folder)
     tensors = tuple(info for file in files for info in read_safetensors_header(file))
-    _refuse_repeats(folder, tensors)
+    refuse_repeats(folder, tensors)
     if family.next_token_layers:
         past = tuple(f"model.layers.{config.whole('num_hidden_layers', 1, MAX_LAYERS) + i}." for i in range(MAX_NEXT))
         tensors = tuple(info for info in tensors if not info.name.startswith(past))
@@ -127,63 +123,5 @@ def _ends(folder: Path, config: Fields, vocab_size: int) -> tuple[int, ...]:
     found = list(config.token_ids("eos_token_id", vocab_size))
     path = folder / "generation_config.json"
     if path.is_file():
-        found += Fields(_json(path), f"{folder.name}/{path.name}").token_ids("eos_token_id", vocab_size)
+        found += Fields(read_json(path), f"{folder.name}/{path.name}").token_ids("eos_token_id", vocab_size)
     return tuple(dict.fromkeys(found))
-
-
-def _files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, none of them outside it."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        weights = Fields(_json(index), f"{folder.name}/{INDEX_FILE}").section("weight_map")
-        names = sorted({str(name) for name in weights.values.values()}) if weights else []
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise UnsupportedFormat(
-                    f"{folder.name}/{INDEX_FILE} names {name[:80]!r}, which is not a safetensors file beside it.",
-                    "Download the checkpoint again.",
-                )
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent or not names:
-            raise UnsupportedFormat(
-                f"{folder.name} lacks {len(absent)} of its {len(names)} weight files, first {absent[:1]}.",
-                "The checkpoint is incomplete: copy the missing files into the folder.",
-            )
-        return [folder / name for name in names]
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
-    hint = "Import a folder with model.safetensors, or with shards and their index."
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in others):
-        hint = "Pickle files can run code and are never opened: save the model as safetensors."
-    elif any(name.endswith(".gguf") for name in others):
-        hint = f"Import the file itself: {folder / others[0]}"
-    raise UnsupportedFormat(f"{folder.name} has neither {SINGLE_FILE} nor {INDEX_FILE}; it has {others[:3]}.", hint)
-
-
-def _refuse_repeats(folder: Path, tensors: tuple[TensorInfo, ...]) -> None:
-    seen: dict[str, str] = {}
-    for info in tensors:
-        if info.name in seen:
-            raise UnsupportedFormat(
-                f"{folder.name} holds {info.name} twice, in {Path(seen[info.name]).name} and {Path(info.file).name}.",
-                "Files of two checkpoints are mixed in one folder: download it again.",
-            )
-        seen[info.name] = info.file
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise UnsupportedFormat(f"{path.name} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its owner."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedFormat(f"{path.name} is not JSON: {error}.", "Download the checkpoint again.") from error
-    if not isinstance(found, dict):
-        raise UnsupportedFormat(f"{path.name} is not a JSON object.", "Download the checkpoint again.")
-    return found

@@ -21,11 +21,20 @@ class AttentionKind(StrEnum):
     SLIDING = "sliding"
     LATENT = "latent"
     LINEAR = "linear"
+    BIDIRECTIONAL = "bidirectional"  # an encoder's: each token attends to its whole text, nothing is cached
 
 
 class MlpKind(StrEnum):
     DENSE = "dense"
     EXPERTS = "experts"
+
+
+class PoolingKind(StrEnum):
+    """Which of a text's last hidden states is its embedding."""
+
+    CLS = "cls"  # the first
+    MEAN = "mean"  # their mean
+    LAST = "last"
 
 
 class ExpertStorage(StrEnum):
@@ -70,7 +79,7 @@ class AttentionSpec:
         """Cached elements of one token in one layer, K and V together."""
         if self.kind is AttentionKind.LATENT:
             return (self.latent_dim or 0) + (self.rope_head_dim or 0)
-        if self.kind is AttentionKind.LINEAR:
+        if self.kind in (AttentionKind.LINEAR, AttentionKind.BIDIRECTIONAL):
             return 0
         return 2 * self.num_kv_heads * self.head_dim
 
@@ -79,7 +88,7 @@ class AttentionSpec:
 class MlpSpec:
     kind: MlpKind
     intermediate_size: int  # of one expert for EXPERTS
-    activation: str = "silu"  # of the gate: "silu", "gelu_tanh", "swiglu_clamped"
+    activation: str = "silu"  # of the gate: "silu", "gelu_tanh", "swiglu_clamped"; an encoder, without one, has "gelu"
     num_experts: int = 0
     experts_per_token: int = 0
     shared_intermediate_size: int = 0  # always-on experts, summed
@@ -100,6 +109,15 @@ class LayerSpec:
     index: int
     attention: AttentionSpec
     mlp: MlpSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSpec:
+    """How a text becomes one vector, which is always brought to length one."""
+
+    kind: PoolingKind
+    prompts: tuple[tuple[str, str], ...] = ()  # by name: what the model wants before texts of some purpose
+    default_prompt: str = ""  # the name of the one used when none is asked for; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,14 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     source_dtype: str = "F32"  # what most weight bytes are stored as
     extra: tuple[tuple[str, float], ...] = field(default=())  # family scalars, e.g. logit scaling
+    pooling: PoolingSpec | None = None  # None: the checkpoint states no way to embed a text
+    generates: bool = True  # False: there are no logits, so it embeds alone
+    first_position: int = 0  # an encoder's position of a text's first token
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether its tokens attend both ways, so that it needs no pages and can only embed."""
+        return any(layer.attention.kind is AttentionKind.BIDIRECTIONAL for layer in self.layers)
 
     @property
     def weight_bytes(self) -> int:
