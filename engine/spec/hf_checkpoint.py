@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.spec.decoder_shape import DecoderShape, commonest_dtype
+from engine.spec.encoder_checkpoint import encoder_family, hf_encoder_spec
 from engine.spec.families import FAMILIES, family_named
 from engine.spec.family import ACTIVATIONS, Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Fields
@@ -20,6 +21,9 @@ MAX_NEXT = 8  # layers for speculation
 def hf_spec(folder: Path) -> ModelSpec:
     """Read config.json and the safetensors headers. Raises: UnsupportedFormat, ConfigError."""
     config = Fields(read_json(folder / "config.json"), f"{folder.name}/config.json")
+    encoder = encoder_family(config)
+    if encoder is not None:
+        return hf_encoder_spec(folder, config, encoder)
     family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
     _check_quantisation(config, family)
     gates = ACTIVATIONS[family.activation]

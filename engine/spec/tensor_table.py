@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.errors import UnsupportedFormat
 from engine.ggml_types import COMPUTABLE_TYPES, PLAIN_TYPES
+from engine.spec.encoder_families import encoder_tensors
 from engine.spec.families import family_of
 from engine.spec.family import Family, Norms
 from engine.spec.model_spec import (
@@ -39,7 +40,10 @@ class Expected:
 
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     """Every tensor that belongs to such a model, in the order a forward pass meets them."""
-
+    if spec.is_encoder:
+        for role, index, name, shape in encoder_tensors(spec):
+            yield Expected((role, index), name, shape)
+        return
     family = family_of(spec.architecture)
 
     def of_model(role: str, shape: tuple[int, ...], required: bool = True) -> Expected:
@@ -61,7 +65,8 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
             else:
                 yield Expected((role, layer.index), name, shape)
     yield of_model("final_norm", (spec.hidden_size,))
-    yield of_model("lm_head", (spec.vocab_size, spec.hidden_size), required=not spec.tie_embeddings)
+    if spec.generates:
+        yield of_model("lm_head", (spec.vocab_size, spec.hidden_size), required=not spec.tie_embeddings)
 
 
 def expert_roles(role: str, mlp: MlpSpec) -> list[str]:
