@@ -5,10 +5,10 @@
       HardwareError        DeviceUnusable, DeviceLost
       PlanError            DoesNotFit, UnsupportedFormat
       RequestError         4xx: InvalidParameter, ContextTooLong, ModelNotFound, NotFound, Unauthenticated,
-                           PermissionDenied, Cancelled
-      AdmissionError       429/503: QueueFull, QuotaExceeded, Draining, NotReady
+                           PermissionDenied, Cancelled, DeadlineExceeded
+      AdmissionError       429/503: QueueFull, QuotaExceeded, TooManyAttempts, Draining, NotReady
       WorkerError          5xx: WorkerLost, WorkerStalled, NumericalFault
-      StoreError           MigrationFailed, Conflict
+      StoreError           MigrationFailed, Conflict (Changed)
 
 `code` is stable and documented in docs/errors.md; `message` says what happened, to what, with both numbers;
 `hint` says the next step, as a command if there is one. This module imports nothing of Bayard.
@@ -119,6 +119,14 @@ class Cancelled(RequestError):
     grpc_status = "CANCELLED"
 
 
+class DeadlineExceeded(RequestError):
+    """The time that the client gave the request was over before it was complete."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
 class AdmissionError(BayardError):
     code = "not_admitted"
     http_status = 503
@@ -135,12 +143,28 @@ class QuotaExceeded(AdmissionError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class TooManyAttempts(AdmissionError):
+    """An address tried too many wrong keys."""
+
+    code = "too_many_attempts"
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class Draining(AdmissionError):
     code = "draining"
 
 
 class NotReady(AdmissionError):
     code = "model_loading"
+
+
+class DeadlineExceeded(AdmissionError):
+    """The request's own time was up before it had ended."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class WorkerError(BayardError):
@@ -163,6 +187,14 @@ class NumericalFault(WorkerError):
     code = "numerical_fault"
 
 
+class DeviceMemoryFull(WorkerError):
+    """A step needed more device memory than there was, even in its smallest form."""
+
+    code = "device_memory_full"
+    http_status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class StoreError(BayardError):
     code = "store_error"
 
@@ -176,6 +208,14 @@ class Conflict(StoreError):
     code = "conflict"
     http_status = 400
     grpc_status = "FAILED_PRECONDITION"
+
+
+class Changed(Conflict):
+    """What was to be changed is no longer as the caller saw it."""
+
+    code = "changed"
+    http_status = 409
+    grpc_status = "ABORTED"
 
 
 def all_error_types() -> list[type[BayardError]]:

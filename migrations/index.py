@@ -1,3 +1,8 @@
 """The revisions in order, one a line: two branches that each add one conflict here, in git, where it is seen."""
 
-REVISIONS = ("0001_first_schema",)
+REVISIONS = (
+    "0001_first_schema",
+    "0002_limit_bursts",
+    "0003_key_rotation",
+    "0004_model_aliases",
+)

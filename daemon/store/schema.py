@@ -49,6 +49,16 @@ class ModelFile(Base):
     sha256: Mapped[str] = mapped_column(Text)
 
 
+class ModelAlias(Base):
+    """Owner: daemon.models. Another name that a model answers to."""
+
+    __tablename__ = "model_aliases"
+
+    alias: Mapped[str] = mapped_column(Text, primary_key=True)
+    model: Mapped[str] = mapped_column(Text, index=True)
+    created_at: Mapped[datetime]
+
+
 class Plan(Base):
     """Owner: daemon.strategy. A named, saved outcome of the planner. origin: auto, operator."""
 
@@ -110,7 +120,7 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """Owner: daemon.tenants. Only the digest and a prefix of the key; never the key."""
+    """Owner: daemon.tenants. Digest and prefix of a key, never the key. replaced_by: id of its successor."""
 
     __tablename__ = "api_keys"
 
@@ -124,6 +134,7 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    replaced_by: Mapped[str | None] = mapped_column(Text)
 
 
 class Limit(Base):
@@ -135,7 +146,9 @@ class Limit(Base):
     max_concurrency: Mapped[int | None]
     max_queue: Mapped[int | None]
     requests_per_minute: Mapped[int | None]
+    request_burst: Mapped[int | None]
     tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    token_burst: Mapped[int | None] = mapped_column(BigInteger)
     tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)
     tokens_per_month: Mapped[int | None] = mapped_column(BigInteger)
     max_context_tokens: Mapped[int | None] = mapped_column(BigInteger)

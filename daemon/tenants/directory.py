@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select
@@ -17,6 +17,8 @@ from daemon.tenants.keys import IssuedKey, KeyRecord, digest_of, new_id, new_sec
 from daemon.tenants.limits import TenantLimits
 from daemon.tenants.principal import Actor, Role
 from engine.errors import Conflict, NotFound
+
+_PLAIN_LIMITS = tuple(field.name for field in fields(TenantLimits) if field.name != "models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def issue_key(
         created_at=utc_now(),
         expires_at=expires_at,
     )
-    session.add(ApiKey(**{**asdict(record), "role": role.value}))
+    session.add(_key_row(record))
     facts = {"id": record.id, "prefix": record.prefix, "role": role.value, "name": name, "expires_at": expires_at}
     audit.append(session, actor, "key.issue", f"tenant:{tenant.name}", after=facts)
     return IssuedKey(record, secret)
@@ -105,19 +107,62 @@ def issue_key(
 
 def revoke_key(session: Session, actor: Actor, id_or_prefix: str) -> KeyRecord:
     """Harmless when repeated. Raises: NotFound, Conflict if a prefix names several keys"""
-    rows = list(
-        session.scalars(select(ApiKey).where((ApiKey.id == id_or_prefix) | (ApiKey.prefix == id_or_prefix)).limit(2))
-    )
-    if not rows:
-        raise NotFound(f"There is no key {id_or_prefix!r}.", "See `bayard keys list`.")
-    if len(rows) > 1:
-        raise Conflict(f"The prefix {id_or_prefix!r} names several keys.", "Name the key by its id.")
-    row = rows[0]
+    row = _find_key(session, id_or_prefix)
     if row.revoked_at is None:
         row.revoked_at = utc_now()
         facts = {"id": row.id, "prefix": row.prefix}
         audit.append(session, actor, "key.revoke", f"key:{row.id}", before=facts, after=facts | {"revoked": True})
     return _key(row)
+
+
+def rotate_key(
+    session: Session, actor: Actor, id_or_prefix: str, *, overlap: timedelta, expires_at: datetime | None
+) -> IssuedKey:
+    """A new key in the place of one that goes on working for `overlap`. Raises: NotFound, Conflict"""
+    old = _find_key(session, id_or_prefix)
+    now = utc_now()
+    if not _key(old).usable_at(now):
+        raise Conflict(f"The key {old.id} is no longer valid.", "Make a new one: `bayard keys create`.")
+    if old.replaced_by is not None:
+        raise Conflict(f"The key {old.id} was replaced by {old.replaced_by}.", "Rotate that one.")
+    secret = new_secret()
+    record = KeyRecord(
+        id=new_id("k"),
+        tenant_id=old.tenant_id,
+        name=old.name,
+        prefix=prefix_of(secret),
+        digest=digest_of(secret),
+        role=Role(old.role),
+        created_at=now,
+        expires_at=expires_at,
+    )
+    session.add(_key_row(record))
+    end = now + overlap
+    old.expires_at = end if old.expires_at is None else min(old.expires_at, end)
+    old.replaced_by = record.id
+    before = {"id": old.id, "prefix": old.prefix}
+    after = {"id": record.id, "prefix": record.prefix, "old_until": old.expires_at, "expires_at": expires_at}
+    audit.append(session, actor, "key.rotate", f"key:{old.id}", before=before, after=after)
+    return IssuedKey(record, secret)
+
+
+def key_record(session: Session, id_or_prefix: str) -> KeyRecord:
+    """Raises: NotFound, Conflict if a prefix names several keys"""
+    return _key(_find_key(session, id_or_prefix))
+
+
+def _find_key(session: Session, id_or_prefix: str) -> ApiKey:
+    query = select(ApiKey).where((ApiKey.id == id_or_prefix) | (ApiKey.prefix == id_or_prefix)).limit(2)
+    rows = list(session.scalars(query))
+    if not rows:
+        raise NotFound(f"There is no key {id_or_prefix!r}.", "See `bayard keys list`.")
+    if len(rows) > 1:
+        raise Conflict(f"The prefix {id_or_prefix!r} names several keys.", "Name the key by its id.")
+    return rows[0]
+
+
+def _key_row(record: KeyRecord) -> ApiKey:
+    return ApiKey(**{**asdict(record), "role": record.role.value})
 
 
 def _find_row(session: Session, id_or_name: str) -> Tenant:
@@ -134,12 +179,8 @@ def _write_limits(session: Session, tenant_id: str, limits: TenantLimits) -> Lim
     if row is None:
         row = Limit(tenant_id=tenant_id)
         session.add(row)
-    row.max_concurrency = limits.max_concurrency
-    row.max_queue = limits.max_queue
-    row.requests_per_minute = limits.requests_per_minute
-    row.tokens_per_minute = limits.tokens_per_minute
-    row.max_context_tokens = limits.max_context_tokens
-    row.max_output_tokens = limits.max_output_tokens
+    for name in _PLAIN_LIMITS:
+        setattr(row, name, getattr(limits, name))
     row.models_json = None if limits.models is None else json.dumps(sorted(limits.models))
     row.updated_at = utc_now()
     session.flush()
@@ -150,12 +191,7 @@ def _tenant(row: Tenant, limit: Limit | None) -> TenantRecord:
     limits = TenantLimits()
     if limit is not None:
         limits = TenantLimits(
-            max_concurrency=limit.max_concurrency,
-            max_queue=limit.max_queue,
-            requests_per_minute=limit.requests_per_minute,
-            tokens_per_minute=limit.tokens_per_minute,
-            max_context_tokens=limit.max_context_tokens,
-            max_output_tokens=limit.max_output_tokens,
+            **{name: getattr(limit, name) for name in _PLAIN_LIMITS},
             models=None if limit.models_json is None else frozenset(json.loads(limit.models_json)),
         )
     return TenantRecord(row.id, row.name, row.state, row.priority, row.created_at, limits)
@@ -180,4 +216,5 @@ def _key(row: ApiKey) -> KeyRecord:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
+        replaced_by=row.replaced_by,
     )

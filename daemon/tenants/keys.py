@@ -33,6 +33,7 @@ class KeyRecord:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
+    replaced_by: str | None = None  # id of the key that takes its place; it expires soon
 
     @property
     def state_now(self) -> str:

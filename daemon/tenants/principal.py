@@ -9,8 +9,32 @@ from daemon.tenants.limits import TenantLimits
 
 
 class Role(StrEnum):
+    """What a key is for. One that administers may also read the metrics; only an admin's may generate too."""
+
     INFERENCE = "inference"  # may generate
-    ADMIN = "admin"  # may generate; administering goes by the admin socket, which asks for no key
+    METRICS = "metrics"  # may read /metrics, and nothing else
+    OPERATOR = "operator"  # may see and run the box over the admin API's TLS port
+    ADMIN = "admin"  # may all of it
+
+
+class Need(StrEnum):
+    """What a call asks of its key."""
+
+    INFERENCE = "inference"
+    METRICS = "metrics"
+    ADMINISTRATION = "administration"
+
+
+_MAY: dict[Role, frozenset[Need]] = {
+    Role.INFERENCE: frozenset({Need.INFERENCE}),
+    Role.METRICS: frozenset({Need.METRICS}),
+    Role.OPERATOR: frozenset({Need.METRICS, Need.ADMINISTRATION}),
+    Role.ADMIN: frozenset(Need),
+}
+
+
+def may(role: Role, need: Need) -> bool:
+    return need in _MAY[role]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +52,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who makes a change. origin: "socket", "command"."""
+    """Who makes a change. origin: "socket", "command", "tls ADDRESS"."""
 
     name: str
     origin: str

@@ -74,9 +74,7 @@ def reserve(
     return Reservation(tokens, tokens if rate is not None else 0, output_tokens, windows)
 
 
-def _spent(
-    principal: Principal, quota: Quota, window: Window, limit: int, needed: int, now: datetime
-) -> QuotaExceeded:
+def _spent(principal: Principal, quota: Quota, window: Window, limit: int, needed: int, now: datetime) -> QuotaExceeded:
     others_hold_it = window.reserved > 0 and window.used + needed <= limit
     reset_s = quota.resets_in_s(now)
     return QuotaExceeded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
@@ -12,14 +12,17 @@ from daemon.store.base import utc_now
 from daemon.store.session import Store
 from daemon.tenants import audit, directory
 from daemon.tenants.admission import Admission
+from daemon.tenants.brake import Brake
 from daemon.tenants.directory import TenantRecord
 from daemon.tenants.keys import MAX_KEY_CHARS, IssuedKey, KeyRecord, digest_of, same_digest
 from daemon.tenants.limits import TenantLimits
-from daemon.tenants.principal import Actor, Principal, Role
-from daemon.tenants.usage import UsageLedger
+from daemon.tenants.principal import Actor, Need, Principal, Role, may
+from daemon.tenants.quota import Period
+from daemon.tenants.usage import UsageLedger, tokens_since
 from engine.errors import InvalidParameter, PermissionDenied, Unauthenticated
 
 MAX_NAME_CHARS = 64
+LONGEST_OVERLAP = timedelta(days=90)
 R = TypeVar("R")
 
 
@@ -39,10 +42,12 @@ class TenantService:
         self._suspended: frozenset[str] = frozenset()
         self.admission = Admission(max_queue, engine_waiting)
         self.usage = UsageLedger(store)
+        self.brake = Brake()
 
     async def start(self) -> None:
-        """Read every tenant and key; then settle usage regularly. Raises: StoreError"""
+        """Read every tenant, key and what the running month used; then settle usage regularly. Raises: StoreError"""
         await self._refresh()
+        await self._recall_quotas()
         self.usage.start()
 
     async def stop(self) -> None:
@@ -50,8 +55,20 @@ class TenantService:
 
     # ------------------------------------------------------------------ requests
 
-    def authenticate(self, secret: str | None) -> Principal:
-        """Whose key this is. Raises: Unauthenticated, PermissionDenied for a suspended tenant"""
+    def authenticate(self, secret: str | None, address: str | None = None, need: Need = Need.INFERENCE) -> Principal:
+        """Whose key this is, and that it may call at all: the door of HTTP and gRPC alike.
+
+        Raises: as identify; QuotaExceeded while one of the tenant's rates is spent
+        """
+        principal = self.identify(secret, address, need)
+        self.admission.knock(principal)
+        return principal
+
+    def identify(self, secret: str | None, address: str | None = None, need: Need = Need.INFERENCE) -> Principal:
+        """Whose key this is. address: of the client, whose wrong guesses are slowed; None: it is not counted.
+
+        Raises: Unauthenticated; TooManyAttempts; PermissionDenied for a suspended tenant or a key of another role
+        """
         if not secret:
             hint = (
                 "Send it as `Authorization: Bearer KEY`."
@@ -60,15 +77,23 @@ class TenantService:
             )
             raise Unauthenticated("An API key is needed.", hint)
         digest = digest_of(secret) if len(secret) <= MAX_KEY_CHARS else ""
+        self.brake.check(address, digest)
         found = self._principals.get(digest)
         if found is None or not same_digest(found[0].digest, digest) or not found[0].usable_at(utc_now()):
+            self.brake.failed(address)
             raise Unauthenticated(
                 "The API key is not known, has expired or was revoked.",
                 "Ask the administrator for a new one: `bayard keys create --tenant NAME`.",
             )
+        self.brake.succeeded(address, digest)
         principal = found[1]
         if principal.tenant_id in self._suspended:
             raise PermissionDenied(f"The tenant {principal.tenant_name} is suspended.", "Ask the administrator.")
+        if not may(principal.role, need):
+            raise PermissionDenied(
+                f"The key {principal.key_prefix}.. has the role {principal.role}; this needs one for {need}.",
+                "Ask the administrator for a key of another role.",
+            )
         return principal
 
     # ------------------------------------------------------------------ administration
@@ -116,8 +141,7 @@ class TenantService:
         """Raises: NotFound, InvalidParameter for a time that has passed"""
         if name:
             check_name(name)
-        if expires_at is not None and expires_at <= utc_now():
-            raise InvalidParameter(f"The expiry {expires_at.isoformat()} has passed.", param="expires_at")
+        self._require_future(expires_at)
         return await self._change(
             lambda session: directory.issue_key(session, actor, tenant, name=name, role=role, expires_at=expires_at)
         )
@@ -126,9 +150,42 @@ class TenantService:
         """The key is refused from the moment this returns. Raises: NotFound, Conflict"""
         return await self._change(lambda session: directory.revoke_key(session, actor, id_or_prefix))
 
+    async def rotate_key(
+        self, actor: Actor, id_or_prefix: str, *, overlap: timedelta, expires_at: datetime | None = None
+    ) -> IssuedKey:
+        """A new key; the old one is refused once `overlap` is over. Raises: NotFound, Conflict, InvalidParameter"""
+        if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
+            raise InvalidParameter(
+                f"The overlap of {overlap} is not between 0 and {LONGEST_OVERLAP.days} days.", param="overlap_s"
+            )
+        self._require_future(expires_at)
+        return await self._change(
+            lambda session: directory.rotate_key(session, actor, id_or_prefix, overlap=overlap, expires_at=expires_at)
+        )
+
+    async def key(self, id_or_prefix: str) -> KeyRecord:
+        """Raises: NotFound, Conflict"""
+        return await self._store.read(lambda session: directory.key_record(session, id_or_prefix))
+
     async def record(self, actor: Actor, action: str, subject: str, after: dict[str, Any] | None = None) -> None:
         """Write an audit entry for a change that lies outside the store."""
         await self._store.write(lambda session: audit.append(session, actor, action, subject, after=after))
+
+    @staticmethod
+    def _require_future(expires_at: datetime | None) -> None:
+        if expires_at is not None and expires_at <= utc_now():
+            raise InvalidParameter(f"The expiry {expires_at.isoformat()} has passed.", param="expires_at")
+
+    async def _recall_quotas(self) -> None:
+        """What is settled of the running day and month counts on after a restart."""
+        now = utc_now()
+        for period in Period:
+            start = period.start_of(now)
+            used = await self._store.read(lambda session, since=start: tokens_since(session, since))  # type: ignore[misc]
+            for tenant_id, tokens in used.items():
+                quotas = self.admission.quotas_of(tenant_id)
+                quota = quotas.day if period is Period.DAY else quotas.month
+                quota.window(now).used += tokens
 
     async def _change(self, fn: Callable[[Session], R]) -> R:
         result = await self._store.write(fn)

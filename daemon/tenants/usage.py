@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from daemon.store.base import utc_now
@@ -148,6 +148,13 @@ def read_usage(session: Session, since: datetime, until: datetime) -> list[Usage
         )
         for row in session.scalars(query)
     ]
+
+
+def tokens_since(session: Session, since: datetime) -> dict[str, int]:
+    """Prompt and output tokens of each tenant from a minute on."""
+    total = func.sum(UsageMinute.prompt_tokens + UsageMinute.output_tokens)
+    query = select(UsageMinute.tenant_id, total).where(UsageMinute.minute_at >= since).group_by(UsageMinute.tenant_id)
+    return {tenant_id: int(tokens) for tenant_id, tokens in session.execute(query)}
 
 
 def _write(session: Session, sums: dict[_Slot, UsageSum], used_at: dict[str, datetime]) -> None:
