@@ -159,14 +159,6 @@ class NotReady(AdmissionError):
     code = "model_loading"
 
 
-class DeadlineExceeded(AdmissionError):
-    """The request's own time was up before it had ended."""
-
-    code = "deadline_exceeded"
-    http_status = 504
-    grpc_status = "DEADLINE_EXCEEDED"
-
-
 class WorkerError(BayardError):
     code = "worker_error"
 
