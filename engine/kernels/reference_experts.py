@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.quant_tensor import QuantTensor
 
@@ -112,6 +113,6 @@ def asks_device(x: Tensor) -> bool:
     return x.device.type == "cpu" or x.shape[0] > CAPTURED_ROWS
 
 
-def _matmul(x: Tensor, weight: QuantTensor | Tensor, bias: Tensor | None) -> Tensor:
+def _matmul(x: Tensor, weight: QuantTensor | CodedTensor | Tensor, bias: Tensor | None) -> Tensor:
     decoded = weight if isinstance(weight, Tensor) else weight.dequantize()
     return F.linear(x, decoded.to(x.dtype), None if bias is None else bias.to(x.dtype))

@@ -15,6 +15,10 @@ class LinearPart:
     run: Callable[[Tensor, Any, Tensor | None], Tensor]
     packed: Any  # what the implementation's pack made of the weight
     bias: Tensor | None
+    order: Tensor | None = None  # [K] int64: the inputs in the order that the weight's columns are stored in
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.run(x if self.order is None else x.index_select(1, self.order), self.packed, self.bias)
 
 
 class Linear:
@@ -28,6 +32,5 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.parts) == 1:
-            part = self.parts[0]
-            return part.run(x, part.packed, part.bias)
-        return torch.cat([part.run(x, part.packed, part.bias) for part in self.parts], dim=-1)
+            return self.parts[0](x)
+        return torch.cat([part(x) for part in self.parts], dim=-1)

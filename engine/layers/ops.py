@@ -14,7 +14,8 @@ from engine.kernels.registry import Implementation, OpQuery
 from engine.layers.embedding import Embedding
 from engine.layers.experts import ExpertKernels
 from engine.layers.linear import Linear, LinearPart
-from engine.layers.weight import Weight, kind_of, stack_rows
+from engine.layers.weight import Weight, decoded, kind_of, stack_rows, together
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 
 
@@ -26,6 +27,7 @@ class Ops:
         self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
         self.asks_device = False  # some kernel reads lengths on the host
         self._on_reference: list[str] = []
+        self._decoded: set[str] = set()
         self._few: dict[str, Callable[..., Any]] = {}
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
         self.add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -45,11 +47,15 @@ class Ops:
         parts: list[LinearPart] = []
         first = 0
         for end in range(1, len(weights) + 1):
-            if end < len(weights) and kind_of(weights[end]) == kind_of(weights[first]):
+            if end < len(weights) and together(weights[first], weights[end]):
                 continue
             impl = self._for_weight("linear", weights[first])
-            packed = _pack(impl, stack_rows(weights[first:end]))
-            parts.append(LinearPart(impl.run, packed, _stack_biases(biases[first:end], weights[first:end])))
+            stacked = stack_rows(weights[first:end])
+            order = None
+            if isinstance(stacked, CodedTensor) and stacked.columns is not None:
+                order, stacked = stacked.columns.to(torch.int64), replace(stacked, columns=None)
+            bias = _stack_biases(biases[first:end], weights[first:end])
+            parts.append(LinearPart(impl.run, _pack(impl, stacked), bias, order))
             first = end
         return Linear(parts, sum(w.shape[0] for w in weights))
 
@@ -63,6 +69,7 @@ class Ops:
         return found
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertKernels:
+        gate_up, down = self._in_input_order(gate_up), self._in_input_order(down)
         kinds = kind_of(gate_up.weight), kind_of(down.weight)
         query = replace(
             self.query,
@@ -74,6 +81,13 @@ class Ops:
         impl = self._chosen("experts", f"experts {'+'.join(dict.fromkeys(kinds))}", query)
         assert impl.pack is not None
         return ExpertKernels(self._plain("route"), impl.run, impl.pack(gate_up), impl.pack(down))
+
+    def _in_input_order(self, stack: ExpertStack) -> ExpertStack:
+        """Experts whose columns have an order of their own are decoded: their kernels read one input for all."""
+        if isinstance(stack.weight, CodedTensor) and stack.weight.columns is not None:
+            self._decoded.add(stack.weight.kind)
+            return ExpertStack(decoded(stack.weight, getattr(torch, self.query.dtype)), stack.num_experts)
+        return stack
 
     @property
     def latent_write(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
@@ -91,10 +105,14 @@ class Ops:
 
     def notes(self) -> list[str]:
         """Fall-backs taken, one sentence each."""
-        if not self._on_reference:
-            return []
-        names = ", ".join(self._on_reference)
-        return [f"Plain torch, which is slow, computes {names}: {self._why_not(self._on_reference[0])}."]
+        found = []
+        if self._decoded:
+            kinds = ", ".join(sorted(self._decoded))
+            found.append(f"Experts stored as {kinds} with columns in an order of their own are kept decoded.")
+        if self._on_reference:
+            names = ", ".join(self._on_reference)
+            found.append(f"Plain torch, which is slow, computes {names}: {self._why_not(self._on_reference[0])}.")
+        return found
 
     def _why_not(self, label: str) -> str:
         op, _, kind = label.partition(" ")

@@ -59,7 +59,7 @@ def can_record(decoder: Decoder) -> bool:
     linears = [decoder.head]
     for layer in decoder.layers:
         linears += [_paged(layer).qkv, _paged(layer).o, _dense(layer).gate_up, _dense(layer).down]
-    return all(part.run in _LINEAR for linear in linears for part in linear.parts)
+    return all(part.run in _LINEAR and part.order is None for linear in linears for part in linear.parts)
 
 
 def is_plain(decoder: Decoder) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from engine.errors import UnsupportedFormat
@@ -9,6 +11,7 @@ from engine.ggml_types import TYPE_BY_NAME
 from engine.layers.weight import Weight, stack_rows
 from engine.models.checkpoint import MappedCheckpoint, Progress
 from engine.parallel.shards import Shard, share_of
+from engine.quant.coded_tensor import HALF_BYTE_KINDS, CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 from engine.spec.model_spec import ModelSpec
 from engine.spec.tensor_table import Role
@@ -67,6 +70,8 @@ class ShardedCheckpoint(MappedCheckpoint):
     def _columns(self, weight: Weight, name: str, layer: int, run: range) -> Weight:
         if isinstance(weight, Tensor):
             return weight[:, run.start : run.stop].contiguous()
+        if isinstance(weight, CodedTensor):
+            return self._coded_columns(weight, name, layer, run)
         stored = TYPE_BY_NAME[weight.kind]
         if run.start % stored.block_elements or run.stop % stored.block_elements:
             raise UnsupportedFormat(
@@ -78,8 +83,30 @@ class ShardedCheckpoint(MappedCheckpoint):
         begin, end = stored.row_bytes(run.start), stored.row_bytes(run.stop)
         return QuantTensor(weight.kind, weight.data[:, begin:end].contiguous(), (weight.shape[0], len(run)))
 
+    def _coded_columns(self, weight: CodedTensor, name: str, layer: int, run: range) -> CodedTensor:
+        group = weight.group
+        uneven = weight.group < weight.shape[1] and (run.start % group or run.stop % group)
+        if weight.columns is not None or weight.outliers is not None or uneven:
+            raise UnsupportedFormat(
+                f"{self._spec.name} stores {name} of layer {layer} as {weight.kind} in groups of {group}, "
+                f"{'in an order or with outliers of its own' if not uneven else 'of which one would be cut'}; rank "
+                f"{self.shard.rank} of {self.shard.degree} cannot take the columns {run.start:,} to {run.stop:,}.",
+                "Use fewer ranks, or a checkpoint with smaller groups, without desc_act and without outliers.",
+            )
+        halves = 2 if weight.kind in HALF_BYTE_KINDS else 1
+        groups = slice(run.start // group, -(-run.stop // group))
+        return replace(
+            weight,
+            shape=(weight.shape[0], len(run)),
+            codes=weight.codes[:, run.start // halves : run.stop // halves].contiguous(),
+            scales=weight.scales[:, groups].contiguous(),
+            zeros=None if weight.zeros is None else weight.zeros[:, groups].contiguous(),
+        )
+
 
 def _rows(weight: Weight, run: range) -> Weight:
+    if isinstance(weight, CodedTensor):
+        return weight.take(slice(run.start, run.stop))
     if isinstance(weight, Tensor):
         return weight[run.start : run.stop]
     return QuantTensor(weight.kind, weight.data[run.start : run.stop], (len(run), weight.shape[1]))

@@ -63,4 +63,4 @@ def _summed(linear: Linear, group: RankGroup) -> Linear:
     def run(x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         return group.all_reduce(part.run(x, packed, bias))
 
-    return Linear([LinearPart(run, part.packed, part.bias)], linear.out_features)
+    return Linear([LinearPart(run, part.packed, part.bias, part.order)], linear.out_features)

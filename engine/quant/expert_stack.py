@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 
 
@@ -13,7 +14,7 @@ from engine.quant.quant_tensor import QuantTensor
 class ExpertStack:
     """Shapes: weight [E * N, K], expert after expert"""
 
-    weight: QuantTensor | Tensor
+    weight: QuantTensor | CodedTensor | Tensor
     num_experts: int
 
     def __post_init__(self) -> None:
@@ -28,9 +29,11 @@ class ExpertStack:
     def columns(self) -> int:
         return int(self.weight.shape[1])
 
-    def of(self, expert: int) -> QuantTensor | Tensor:
+    def of(self, expert: int) -> QuantTensor | CodedTensor | Tensor:
         """One expert's matrix [N, K], a view."""
         rows = slice(expert * self.rows, (expert + 1) * self.rows)
         if isinstance(self.weight, Tensor):
             return self.weight[rows]
+        if isinstance(self.weight, CodedTensor):
+            return self.weight.take(rows)
         return QuantTensor(self.weight.kind, self.weight.data[rows], (self.rows, self.columns))

@@ -12,6 +12,7 @@ from engine.errors import UnsupportedFormat
 from engine.kernels.cpu import abi
 from engine.kernels.cpu.library import check, load
 from engine.kernels.cpu.weights import kind_of, packed_bytes, source_rows
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 
 GATES = {"silu": abi.SILU_MUL, "gelu_tanh": abi.GELU_MUL, "swiglu_clamped": abi.SWIGLU_CLAMPED}
@@ -33,13 +34,16 @@ class PackedExperts:
 
 def pack_experts(stack: ExpertStack) -> PackedExperts:
     """Repack each expert's matrix; the source may be dropped afterwards. Raises: UnsupportedFormat."""
+    assert not isinstance(stack.weight, CodedTensor), "codes beside scales are not offered these kernels"
     kind = kind_of(stack.weight)
     number = abi.KINDS.index(kind)
     rows, columns = stack.rows, stack.columns
     each = packed_bytes(kind, rows, columns)
     packed = torch.empty(stack.num_experts * each, dtype=torch.uint8)
     for expert in range(stack.num_experts):
-        data, stride_bytes = source_rows(stack.of(expert))
+        matrix = stack.of(expert)
+        assert not isinstance(matrix, CodedTensor)
+        data, stride_bytes = source_rows(matrix)
         to = packed.data_ptr() + expert * each
         code = load().bayard_pack(number, data.data_ptr(), stride_bytes, rows, columns, to)
         check(code, f"packing expert {expert}, {kind} {rows} x {columns}")
