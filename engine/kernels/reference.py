@@ -13,16 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.reference_experts import experts, gelu_mul, route
+from engine.kernels.reference_sampling import choose_tokens
 from engine.kernels.registry import Implementation, OpQuery
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.quant_tensor import QuantTensor
 
-Packable = QuantTensor | ExpertStack | Tensor
+Weight = QuantTensor | CodedTensor | Tensor
+Packable = Weight | ExpertStack
 TILE_ELEMENTS = 1 << 21  # of a dequantised weight tile: 8 MiB of float32
 SCORE_ELEMENTS = 1 << 22  # of a tile of attention scores: 16 MiB of float32
 
 
-def linear(x: Tensor, weight: QuantTensor | Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """x times the weight's transpose. A weight of another type than x is decoded a tile of rows at a time, never whole.
 
     Shapes: x [M, K]; weight [N, K]; bias [N] -> [M, N] in x's dtype
@@ -39,7 +42,7 @@ def linear(x: Tensor, weight: QuantTensor | Tensor, bias: Tensor | None = None) 
     return out if bias is None else out.add_(bias)
 
 
-def embedding(token_ids: Tensor, weight: QuantTensor | Tensor, dtype: torch.dtype) -> Tensor:
+def embedding(token_ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """Rows of the table.
 
     Shapes: token_ids [T]; weight [V, K] -> [T, K] in dtype
@@ -257,6 +260,6 @@ def implementations() -> Iterable[Implementation]:
     attending = (paged_attention, paged_latent_attention, prompt_attention)
     for packing in (linear, embedding, experts):
         yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
-    for run in (*plain, *attending, pick_greedy):
+    for run in (*plain, *attending, pick_greedy, choose_tokens):
         asks = run in (paged_attention, paged_latent_attention)
         yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch", asks)

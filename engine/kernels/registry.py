@@ -22,6 +22,8 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets) -> None     mutates q and view
     prompt_attention (q [T, H, D], k [T, G, D], v, scale) -> [T, H, D], a whole prompt without pages
     pick_greedy      (logits [R, vocab]) -> [R] int32, -1 where a row is not finite
+    choose_tokens    (logits [R, vocab], rows [r], settings [r, 8], counts [C, vocab], count_rows [r]) -> [r] int32
+                                                                                                 mutates logits
     paged_attention  (q [T, H, D], view, block_tables, query_starts, context_lens, scale,
                       window_tokens | None, softcap | None, sinks | None) -> [T, H, D]
 
@@ -54,6 +56,7 @@ OPS = (
     "kv_write",
     "rope_kv_write",
     "pick_greedy",
+    "choose_tokens",
     "paged_attention",
     "latent_write",
     "paged_latent_attention",

@@ -1,12 +1,12 @@
-"""Drawing tokens on the device for a whole batch, without asking the host anything.
+"""Choosing a batch's tokens on the device without asking the host anything.
 
-The same distribution as sampler.sample's, from the same uniform numbers; a row's token depends on its own logits and
-parameters alone. Rows without top_k and top_p are drawn in vocabulary order; others are sorted first. Requests whose
-parameters look at their own tokens (penalties, bias, stop masks) or want log-probabilities stay with the sampler.
+The same choice as sampler.sample's, from the same uniform numbers; a row's token depends on its own logits, tokens and
+parameters alone. Rows that take their largest logit are not touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,87 +14,137 @@ import torch
 from numpy.typing import NDArray
 
 from engine.devices import Device
-from engine.runner.sampler import uniform
+from engine.kernels.reference_sampling import NUM_SETTINGS
+from engine.messages import TokenLogprob
+from engine.runner.sampler import Sampled, uniform
+from engine.runner.token_counts import TokenCounts
 from engine.scheduler.request import Request
 
-MIN_TEMPERATURE = 1e-5
-HAVE_DOUBLE = ("cpu", "cuda")
+Choose = Callable[..., torch.Tensor]
+Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Host arrays of the rows that are drawn; greedy rows are not in it."""
+    """Host arrays of a batch's rows that are more than the largest logit."""
 
-    plain_rows: NDArray[np.int32]
-    sorted_rows: NDArray[np.int32]
-    values: NDArray[np.float32]  # [rows, 5]: temperature, top_p, min_p, top_k, the uniform number
+    rows: Ints  # [r] chosen by the kernel
+    settings: NDArray[np.float32]  # [r, 8] as reference_sampling.choose_tokens takes them
+    count_rows: Ints  # [r] of TokenCounts' table, -1: none
+    added_rows: Ints  # [b] row of each number that is added to a logit
+    added_ids: Ints  # [b] its token
+    added: NDArray[np.float32]  # [b] a bias, or -inf for a stop token that may not come yet
+    logprob_rows: Ints  # [l] rows whose log-probabilities are wanted
+    most_alternatives: int  # of those rows
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLogprobs:
+    """On the device. Shapes: chosen [l], top [l, k], top_ids [l, k]"""
+
+    rows: Ints
+    chosen: torch.Tensor
+    top: torch.Tensor
+    top_ids: torch.Tensor
 
 
 def can_draw(request: Request) -> bool:
     """Whether the device can choose this request's next token by itself."""
-    return not request.needs_own_tokens
+    return request.sampling.grammar is None
 
 
-def plan_draw(requests: list[Request]) -> Draw | None:
-    """What to draw for a batch's rows; None if all are greedy."""
-    plain: list[int] = []
-    filtered: list[int] = []
-    values = np.ones((len(requests), 5), np.float32)
+def plan_draw(requests: list[Request], counts: TokenCounts) -> Draw | None:
+    """What to choose for a batch's rows; None if all take their largest logit and no more is wanted.
+
+    Mutates: counts, which expects the tokens to be drawn
+    """
+    rows: list[int] = []
+    settings: list[tuple[float, ...]] = []
+    count_rows: list[int] = []
+    added: list[tuple[int, int, float]] = []
+    logprob_rows: list[int] = []
+    most = 0
     for row, request in enumerate(requests):
         if request.is_plain_greedy:
             continue
         p = request.sampling
+        if p.top_logprobs is not None:
+            logprob_rows.append(row)
+            most = max(most, p.top_logprobs)
+        if p.logit_bias:
+            added += [(row, token, bias) for token, bias in p.logit_bias.items()]
+        if request.masks_stops:
+            added += [(row, token, float("-inf")) for token in p.stop_token_ids]
+        if p.temperature == 0.0 and not (request.has_penalties or p.logit_bias or request.masks_stops):
+            continue
+        rows.append(row)
         number = uniform(request.seed, len(request.token_ids))
-        values[row] = max(p.temperature, MIN_TEMPERATURE), p.top_p, p.min_p, p.top_k, number
-        (filtered if p.top_k or p.top_p < 1.0 else plain).append(row)
-    if not plain and not filtered:
+        settings.append(
+            (p.temperature, p.top_p, p.min_p, p.top_k, number,
+             p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+        )  # fmt: skip
+        count_rows.append(counts.row_of(request) if request.has_penalties else -1)
+    if not rows and not logprob_rows:
         return None
-    return Draw(np.array(plain, np.int32), np.array(filtered, np.int32), values)
+    return Draw(
+        np.array(rows, np.int32),
+        np.array(settings, np.float32).reshape(len(rows), NUM_SETTINGS),
+        np.array(count_rows, np.int32),
+        np.array([row for row, _, _ in added], np.int32),
+        np.array([token for _, token, _ in added], np.int32),
+        np.array([value for _, _, value in added], np.float32),
+        np.array(logprob_rows, np.int32),
+        most,
+    )
 
 
-def draw(logits: torch.Tensor, greedy: torch.Tensor, plan: Draw, device: Device) -> torch.Tensor:
-    """Tokens of all rows: greedy ones as they are, drawn ones from their distribution. -1 stays: not finite.
+def draw(
+    logits: torch.Tensor, greedy: torch.Tensor, plan: Draw, counts: TokenCounts, choose: Choose, device: Device
+) -> tuple[torch.Tensor, DrawnLogprobs | None]:
+    """Tokens of all rows, and the log-probabilities wanted. -1 stays: a row that is not finite.
 
-    Shapes: logits [R, vocab] float32; greedy [R] int32 -> [R] int32
+    Shapes: logits [R, vocab] float32 contiguous; greedy [R] int32 -> [R] int32. Mutates: logits, counts
     """
-    values = device.copy_to_device(plan.values)
-    out = greedy.clone()
-    for rows, choose in ((plan.plain_rows, _in_vocabulary_order), (plan.sorted_rows, _sorted)):
-        if len(rows):
-            index = device.copy_to_device(rows).long()
-            picked = choose(logits[index], values[index]).to(out.dtype)
-            out[index] = torch.where(greedy[index] < 0, greedy[index], picked)
-    return out
+    send = device.copy_to_device
+    wanted = send(plan.logprob_rows).long() if len(plan.logprob_rows) else None
+    raw = None if wanted is None else torch.log_softmax(logits[wanted], dim=-1)
+    if len(plan.added):
+        places = send(plan.added_rows).long() * logits.shape[1] + send(plan.added_ids).long()
+        logits.view(-1).index_add_(0, places, send(plan.added))
+    out = greedy
+    if len(plan.rows):
+        rows, count_rows = send(plan.rows), send(plan.count_rows)
+        picked = choose(logits, rows, send(plan.settings), counts.table, count_rows)
+        index = rows.long()
+        picked = torch.where(greedy[index] < 0, greedy[index], picked)
+        if (plan.count_rows >= 0).any():
+            counts.add(count_rows, picked)
+        out = greedy.clone()
+        out[index] = picked
+    if raw is None or wanted is None:
+        return out, None
+    chosen = raw.gather(1, out[wanted].clamp(min=0).long().unsqueeze(1)).squeeze(1)
+    top, top_ids = torch.topk(raw, min(plan.most_alternatives, raw.shape[1]), dim=-1)
+    return out, DrawnLogprobs(plan.logprob_rows, chosen, top, top_ids.to(torch.int32))
 
 
-def _probabilities(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    # Subtract the maximum before dividing: a tiny temperature then gives 0 and -inf, not inf - inf.
-    return torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / values[:, :1], dim=-1)
+def reader(
+    requests: list[Request], picked: torch.Tensor, logprobs: DrawnLogprobs | None, device: Device
+) -> Callable[[], list[Sampled]]:
+    """Start copying the tokens to the host; the function returned waits for them."""
+    tensors = [picked] if logprobs is None else [picked, logprobs.chosen, logprobs.top, logprobs.top_ids]
+    copies = [device.copy_to_host(tensor) for tensor in tensors]
 
+    def read() -> list[Sampled]:
+        copies[-1][1]()  # copies come in the order they were queued in
+        tokens = copies[0][0].tolist()[: len(requests)]
+        told: dict[int, TokenLogprob] = {}
+        if logprobs is not None:
+            chosen, top, top_ids = (copy.tolist() for copy, _ in copies[1:])
+            for at, row in enumerate(logprobs.rows.tolist()):
+                count = requests[row].sampling.top_logprobs or 0
+                best = list(zip(top_ids[at][:count], top[at][:count], strict=True))
+                told[row] = TokenLogprob(tokens[row], chosen[at], best)
+        return [Sampled(token if token >= 0 else None, told.get(row)) for row, token in enumerate(tokens)]
 
-def _in_vocabulary_order(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    probs = _probabilities(logits, values)
-    likely = probs >= values[:, 2:3] * probs.amax(dim=-1, keepdim=True)
-    return _place(torch.where(likely, probs, 0.0), values)
-
-
-def _sorted(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """top_k first, top_p of what it leaves, min_p of the likeliest."""
-    probs, order = _probabilities(logits, values).sort(dim=-1, descending=True, stable=True)
-    top_p, min_p, top_k = values[:, 1:2], values[:, 2:3], values[:, 3:4]
-    rank = torch.arange(probs.shape[1], device=probs.device)
-    probs = torch.where((rank < top_k) | (top_k == 0), probs, 0.0)
-    probs = probs / probs.sum(dim=-1, keepdim=True)
-    before = probs.cumsum(dim=-1) - probs
-    likely = probs >= min_p * probs[:, :1]
-    kept = ((before < top_p) | (top_p >= 1.0) | (rank == 0)) & likely
-    place = _place(torch.where(kept, probs, 0.0), values)
-    return order.gather(-1, place.unsqueeze(-1)).squeeze(-1)
-
-
-def _place(probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Where the cumulative probability passes the uniform number. Shapes: probs [r, V] -> [r]"""
-    wide = torch.float64 if probs.device.type in HAVE_DOUBLE else torch.float32
-    cumulative = probs.to(wide).cumsum(dim=-1)
-    target = values[:, 4:5].to(wide) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=probs.shape[1] - 1)
+    return read

@@ -19,10 +19,11 @@ from engine.devices import Device
 from engine.kernels import registry
 from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
-from engine.runner.draw import Draw, can_draw, draw, plan_draw
+from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
 from engine.runner.sampler import Sampled, sample
+from engine.runner.token_counts import TokenCounts
 from engine.scheduler.request import PENDING, Request
 from engine.scheduler.scheduler import ScheduledChunk
 from engine.speculative import accepted
@@ -68,12 +69,15 @@ class ModelRunner:
         self._pool = torch.zeros(FIRST_POOL, dtype=torch.int32, device=device.torch_device)
         query = OpQuery(device.torch_device.type, "float32", capabilities=device.capabilities.names())
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
+        self._choose: Callable[..., torch.Tensor] = registry.select("choose_tokens", query).run
+        self._counts = TokenCounts(device, vocab_size)
         self.graphs: DecodeGraphs | None = None
         if device.capabilities.graphs and getattr(model, "replayable", True):
             self.graphs = DecodeGraphs(self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
 
     def release(self, request: Request) -> None:
         self.tables.release(request)
+        self._counts.release(request)
 
     @torch.inference_mode()
     def prepare(self, max_batch: int) -> bool:
@@ -98,10 +102,7 @@ class ModelRunner:
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
             logits = self._ensure_logits(len(chunks))
             picked = self.graphs.replay(arrays, self._ensure_pool())
-            plan = plan_draw(samplers)
-            if plan is not None:
-                picked = self._drawn(logits[: len(chunks)], picked, plan, arrays.slots)
-            return LaunchedStep(chunks, False, self._reader(samplers, picked))
+            return self._drawn(chunks, samplers, logits[: len(chunks)], picked, arrays.slots, in_pool=True)
         arrays = build_arrays(chunks, self.tables)
         batch, slots = self._upload(arrays, chunks)
         batch.token_ids = self._resolve(batch.token_ids, arrays, slots)
@@ -110,8 +111,7 @@ class ModelRunner:
             return LaunchedStep(chunks, False, dict)
         if alone:
             sampling = arrays.slots[[chunk.samples for chunk in chunks]]
-            picked = self._drawn(logits, self._pick_greedy(logits), plan_draw(samplers), sampling)
-            return LaunchedStep(chunks, False, self._reader(samplers, picked))
+            return self._drawn(chunks, samplers, logits, self._pick_greedy(logits), sampling, in_pool=False)
         results = _by_id(samplers, self._checked(logits, chunks) if drafts else sample(logits, samplers))
         return LaunchedStep(chunks, True, lambda: results)
 
@@ -142,12 +142,28 @@ class ModelRunner:
         pool[slots] = picked
         return picked
 
-    def _drawn(self, logits: torch.Tensor, picked: torch.Tensor, plan: Draw | None, slots: Ints) -> torch.Tensor:
-        """The rows' tokens, drawn where they are to be, left in the pool for the next step."""
+    def _drawn(
+        self,
+        chunks: list[ScheduledChunk],
+        samplers: list[Request],
+        logits: torch.Tensor,
+        picked: torch.Tensor,
+        slots: Ints,
+        *,
+        in_pool: bool,
+    ) -> LaunchedStep:
+        """Choose the rows' tokens where more than the largest logit is wanted, and leave them for the next step.
+
+        in_pool: the tokens picked are in the pool already
+        """
+        plan = plan_draw(samplers, self._counts)
+        logprobs: DrawnLogprobs | None = None
         if plan is not None:
-            picked = draw(logits, picked, plan, self.device)
-        self._ensure_pool()[self.device.copy_to_device(slots).to(self.device.index_dtype)] = picked
-        return picked
+            picked, logprobs = draw(logits, picked, plan, self._counts, self._choose, self.device)
+        if plan is not None or not in_pool:
+            self._ensure_pool()[self.device.copy_to_device(slots).to(self.device.index_dtype)] = picked
+        read = reader(samplers, picked, logprobs, self.device)
+        return LaunchedStep(chunks, False, lambda: _by_id(samplers, read()))
 
     def _ensure_logits(self, rows: int) -> torch.Tensor:
         """A buffer that graphs leave their logits in, large enough for the size that rows need."""
@@ -168,17 +184,6 @@ class ModelRunner:
         # Only a sequence's newest token can be pending, and it stands in the sequence's last row.
         last[rows] = torch.where(newest < 0, self._ensure_pool()[slots].to(newest.dtype), newest)
         return last
-
-    def _reader(self, samplers: list[Request], picked: torch.Tensor) -> Callable[[], dict[str, Sampled]]:
-        """Start copying the tokens to the host; the function returned waits for them."""
-        copied, done = self.device.copy_to_host(picked)
-
-        def read() -> dict[str, Sampled]:
-            done()
-            tokens = copied.tolist()[: len(samplers)]
-            return _by_id(samplers, [Sampled(token if token >= 0 else None) for token in tokens])
-
-        return read
 
     def _ensure_pool(self) -> torch.Tensor:
         """The pool has a place a slot, and one more that padding rows share."""

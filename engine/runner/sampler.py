@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels import reference
+from engine.kernels.reference_sampling import MIN_TEMPERATURE
 from engine.messages import SamplingParams, TokenLogprob
 from engine.scheduler.request import Request
 
@@ -58,13 +59,13 @@ def uniform(seed: int, counter: int) -> float:
 def _sample_row(row: torch.Tensor, request: Request) -> Sampled:
     p = request.sampling
     raw = row.clone() if p.top_logprobs is not None else row
-    if request.has_penalties:
-        _penalise(row, request)
     if p.logit_bias:
         ids = torch.tensor(list(p.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(p.logit_bias.values()), dtype=row.dtype, device=row.device)
     if request.masks_stops:
         row[torch.tensor(p.stop_token_ids, device=row.device)] = float("-inf")
+    if request.has_penalties:
+        _penalise(row, request)
     token = int(row.argmax()) if p.temperature == 0.0 else _draw(row, p, uniform(request.seed, len(request.token_ids)))
     return Sampled(token, _logprob(raw, token, p.top_logprobs) if p.top_logprobs is not None else None)
 
@@ -94,34 +95,33 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
 
 
 def _draw(row: torch.Tensor, p: SamplingParams, u: float) -> int:
-    """The token where the cumulative probability of the filtered row passes u."""
+    """The token where the cumulative probability of the filtered row, in vocabulary order, passes u.
+
+    Values that tie at a filter's border all stay, as in reference_sampling.choose_tokens.
+    """
     # Subtract the maximum before dividing: a tiny temperature then gives 0 and -inf, not inf - inf.
-    logprobs = torch.log_softmax((row - row.max()) / max(p.temperature, 1e-5), dim=-1)
-    ids: torch.Tensor | None = None
-    if p.top_k and p.top_k < logprobs.shape[0]:
-        logprobs, ids = torch.topk(logprobs, p.top_k)
-        logprobs = torch.log_softmax(logprobs, dim=-1)
-    probs = logprobs.exp()
+    probs = torch.softmax((row - row.max()) / max(p.temperature, MIN_TEMPERATURE), dim=-1)
+    if p.top_k and p.top_k < probs.shape[0]:
+        lowest = torch.topk(probs, p.top_k).values[-1]
+        probs = torch.where(probs >= lowest, probs, 0.0)
     if p.top_p < 1.0:
-        probs, ids = _nucleus(probs, ids, p.top_p)
+        probs = torch.where(probs >= _nucleus_border(probs, p.top_p), probs, 0.0)
     if p.min_p > 0.0:
-        probs = torch.where(probs >= p.min_p * probs.max(), probs, torch.zeros_like(probs))
+        probs = torch.where(probs >= p.min_p * probs.max(), probs, 0.0)
     cumulative = probs.double().cumsum(dim=-1)
     target = torch.tensor(u, dtype=torch.float64, device=row.device) * cumulative[-1]
-    place = min(int(torch.searchsorted(cumulative, target, right=True)), probs.shape[0] - 1)
-    return int(ids[place]) if ids is not None else place
+    return min(int(torch.searchsorted(cumulative, target, right=True)), probs.shape[0] - 1)
 
 
-def _nucleus(probs: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest set of most likely tokens whose probability reaches top_p."""
+def _nucleus_border(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The least probability among the most likely tokens that together reach top_p of the sum."""
+    wanted = top_p * probs.sum()
     count = min(NUCLEUS_CANDIDATES, probs.shape[0])
-    best, order = torch.topk(probs, count)
-    if float(best.sum()) < top_p and count < probs.shape[0]:
-        best, order = torch.sort(probs, descending=True, stable=True)
+    best = torch.topk(probs, count).values
+    if float(best.sum()) < float(wanted) and count < probs.shape[0]:
+        best = torch.sort(probs, descending=True).values
     before = best.cumsum(dim=-1) - best
-    kept = max(1, int((before < top_p).sum()))
-    order = order[:kept]
-    return best[:kept], order if ids is None else ids[order]
+    return best[max(1, int((before < wanted).sum())) - 1]
 
 
 def _logprob(raw: torch.Tensor, token: int, top: int) -> TokenLogprob:

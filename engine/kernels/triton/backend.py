@@ -43,6 +43,7 @@ def implementations() -> Iterable[Implementation]:
     yield offer("kv_write", for_pages, "rope_kv")
     yield offer("rope_kv_write", for_pages, "rope_kv")
     yield offer("pick_greedy", on_gpu, "greedy")
+    yield offer("choose_tokens", on_gpu, "choose")
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
     yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
     yield offer("route", on_gpu, "route")

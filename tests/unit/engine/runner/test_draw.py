@@ -7,9 +7,11 @@ import torch
 
 from engine.devices.cpu import CpuDevice
 from engine.kernels import reference
-from engine.messages import SamplingParams
-from engine.runner.draw import can_draw, draw, plan_draw
-from engine.runner.sampler import sample
+from engine.kernels.reference_sampling import choose_tokens
+from engine.messages import Grammar, GrammarKind, SamplingParams
+from engine.runner.draw import can_draw, draw, plan_draw, reader
+from engine.runner.sampler import Sampled, sample
+from engine.runner.token_counts import TokenCounts
 from engine.scheduler.request import Request
 
 FILTERS = [
@@ -26,23 +28,96 @@ FILTERS = [
 ]
 
 
-def request(seed: int, **params: object) -> Request:
+OWN_TOKENS = [
+    {"temperature": 0.0, "repetition_penalty": 1.5},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    {"repetition_penalty": 0.8, "top_p": 0.8},
+    {"temperature": 0.0, "frequency_penalty": 3.0},
+    {"logit_bias": {1: 4.0, 7: -100.0}},
+    {"temperature": 0.0, "logit_bias": {3: 100.0}},
+    {"min_tokens": 3, "stop_token_ids": (0, 1, 2)},
+    {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": (5,), "repetition_penalty": 2.0},
+]
+WITH_LOGPROBS = [{"top_logprobs": 3}, {"top_logprobs": 0, "temperature": 0.0}, {"top_logprobs": 2, "top_k": 4}]
+
+
+def request(seed: int, output: tuple[int, ...] = (), **params: object) -> Request:
     sampling = SamplingParams(max_tokens=9, **params)  # type: ignore[arg-type]
-    return Request("r", [1, 2], 2, sampling, seed, 0, 0, pages=None)  # type: ignore[arg-type]
+    return Request(f"r{seed}", [1, 2, *output], 2, sampling, seed, 0, 0, pages=None)  # type: ignore[arg-type]
 
 
-def drawn(logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    plan = plan_draw(requests)
+def chosen(logits: torch.Tensor, requests: list[Request], counts: TokenCounts | None = None) -> list[Sampled]:
+    device = CpuDevice()
+    counts = counts or TokenCounts(device, logits.shape[1])
+    plan = plan_draw(requests, counts)
     assert plan is not None
-    return draw(logits, reference.pick_greedy(logits), plan, CpuDevice()).tolist()
+    greedy = reference.pick_greedy(logits)
+    picked, logprobs = draw(logits.clone(), greedy, plan, counts, choose_tokens, device)
+    return reader(requests, picked, logprobs, device)()
+
+
+def drawn(logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
+    return [result.token_id for result in chosen(logits, requests)]
 
 
 def test_draws_equal_the_samplers_for_every_filter():
     torch.manual_seed(0)
-    requests = [request(seed, **FILTERS[seed % len(FILTERS)]) for seed in range(400)]
+    cases = FILTERS + OWN_TOKENS
+    requests = [request(seed, **cases[seed % len(cases)]) for seed in range(400)]
     logits = torch.randn(len(requests), 300) * 2
     host = [result.token_id for result in sample(logits.clone(), requests)]
     assert drawn(logits, requests) == host
+
+
+def test_values_that_tie_at_a_border_all_stay():
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]])
+    for params in ({"top_k": 2}, {"top_p": 0.4}):
+        requests = [request(seed, **params) for seed in range(300)]
+        rows = logits.repeat(len(requests), 1)
+        assert set(drawn(rows, requests)) == {1, 2, 3}
+        assert {result.token_id for result in sample(rows.clone(), requests)} == {1, 2, 3}
+
+
+def test_log_probabilities_equal_the_samplers():
+    torch.manual_seed(2)
+    requests = [request(seed, **WITH_LOGPROBS[seed % 3], frequency_penalty=0.5 * (seed % 2)) for seed in range(12)]
+    logits = torch.randn(12, 100)
+    for got, truth in zip(chosen(logits, requests), sample(logits.clone(), requests), strict=True):
+        assert got.token_id == truth.token_id
+        assert got.logprob is not None
+        assert truth.logprob is not None
+        assert got.logprob.logprob == pytest.approx(truth.logprob.logprob, abs=1e-5)
+        assert [token for token, _ in got.logprob.top] == [token for token, _ in truth.logprob.top]
+
+
+def test_counts_follow_tokens_that_the_host_has_not_seen():
+    """Tokens drawn on the device count at the next draw although the host's list still says pending."""
+    counts = TokenCounts(CpuDevice(), 4)
+    ahead = request(1, temperature=0.0, frequency_penalty=0.4)
+    row = torch.tensor([[3.0, 2.5, 0.0, -1.0]])
+    tokens = []
+    for _ in range(4):
+        tokens.append(chosen(row, [ahead], counts)[0].token_id)
+        ahead.token_ids.append(-1)
+    assert tokens == [0, 0, 1, 0]
+
+
+def test_counts_take_up_tokens_that_the_host_chose_meanwhile():
+    counts = TokenCounts(CpuDevice(), 4)
+    mixed = request(1, temperature=0.0, frequency_penalty=0.4)
+    row = torch.tensor([[3.0, 2.5, 0.0, -1.0]])
+    assert chosen(row, [mixed], counts)[0].token_id == 0
+    mixed.token_ids += [0, 0]  # the one drawn, and one that a checked guess gave
+    assert chosen(row, [mixed], counts)[0].token_id == 1
+
+
+def test_row_of_counts_is_clean_for_its_next_owner():
+    counts = TokenCounts(CpuDevice(), 4)
+    row = torch.tensor([[3.0, 2.5, 0.0, -1.0]])
+    first = request(1, temperature=0.0, frequency_penalty=9.0)
+    assert chosen(row, [first], counts)[0].token_id == 0
+    counts.release(first)
+    assert chosen(row, [request(2, temperature=0.0, frequency_penalty=9.0)], counts)[0].token_id == 0
 
 
 def test_row_does_not_depend_on_its_neighbours():
@@ -57,16 +132,16 @@ def test_row_does_not_depend_on_its_neighbours():
 def test_row_that_is_not_finite_stays_marked():
     logits = torch.randn(2, 50)
     logits[0, 7] = float("nan")
-    assert drawn(logits, [request(1), request(2)])[0] == -1
+    assert drawn(logits, [request(1), request(2)])[0] is None
+    assert drawn(logits, [request(1, frequency_penalty=1.0), request(2)])[0] is None
 
 
 def test_greedy_batch_has_nothing_to_draw():
-    assert plan_draw([request(1, temperature=0.0)]) is None
+    counts = TokenCounts(CpuDevice(), 4)
+    assert plan_draw([request(1, temperature=0.0)], counts) is None
+    assert counts.table.shape[0] == 0
 
 
-@pytest.mark.parametrize(
-    "params", [{"presence_penalty": 1.0}, {"logit_bias": {1: 2.0}}, {"top_logprobs": 0}, {"repetition_penalty": 1.2}]
-)
-def test_what_looks_at_own_tokens_is_left_to_the_host(params):
-    assert not can_draw(request(1, **params))
-    assert can_draw(request(1, top_p=0.5))
+def test_only_a_grammar_is_left_to_the_host():
+    assert not can_draw(request(1, grammar=Grammar(GrammarKind.JSON_OBJECT)))
+    assert all(can_draw(request(1, **params)) for params in FILTERS + OWN_TOKENS + WITH_LOGPROBS)
