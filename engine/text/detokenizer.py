@@ -15,12 +15,20 @@ class IncrementalDetokenizer:
 
     A character is held until its last byte is there. Bytes that are no UTF-8 are left out and counted, so that U+FFFD
     appears only where the model wrote it. continuing keeps the first token's space, for text that goes on after a
-    prompt's. Owner: one stream; not for several threads.
+    prompt's; keep names control tokens whose text is wanted (OutputParser.kept_token_ids). Owner: one stream; not for
+    several threads.
     """
 
-    def __init__(self, pipeline: TextPipeline, *, skip_special: bool = True, continuing: bool = False) -> None:
+    def __init__(
+        self,
+        pipeline: TextPipeline,
+        *,
+        skip_special: bool = True,
+        continuing: bool = False,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
         self._bytes_of = pipeline.token_bytes
-        self._skip = pipeline.special_token_ids if skip_special else frozenset[int]()
+        self._skip = pipeline.special_token_ids - keep if skip_special else frozenset[int]()
         self._decoder = _DECODER("ignore")
         self._strip_space = pipeline.strips_leading_space and not continuing
         self._bytes_in = 0

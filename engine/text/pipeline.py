@@ -13,10 +13,10 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.reasoning import ReasoningSplitter
 from engine.text.special_tokens import SpecialTokens
 from engine.text.tokenizer_parts import TokenizerParts
-from engine.text.tools import ToolParser, tool_format_of, tool_parser
+from engine.text.tools import ToolFormat, ToolParser, tool_format_of, tool_parser
 
 _SECRET_DIGITS = 38  # 126 bits
-_THINK = "<think>"
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _THINK_TAIL_TOKENS = 12  # enough to spell the mark and a few line breaks without a token for it
 
 
@@ -29,6 +29,7 @@ class TextPipeline:
         self._specials = SpecialTokens(parts.specials, opening=f"1{secret}", closing=f"2{secret}")
         self._forbidden = self._specials.ids - {parts.unknown_token_id}  # never from plain text
         self._chat = ChatTemplate(parts.templates, parts.special_names, self._specials)
+        self._tool_format = tool_format_of(self._chat.literal_text)
         self.stop_token_ids: tuple[int, ...] = parts.stop_token_ids
         self.bos_token_id: int | None = parts.bos_token_id
         self.vocab_size: int = len(parts.table)
@@ -72,17 +73,44 @@ class TextPipeline:
         """
         return self._encode_marked(self._chat.render(messages, tools, add_generation_prompt, variables), marked=True)
 
-    def tool_parser(self) -> ToolParser | None:
-        """A parser of this model's tool calls; None when its template asks for none in a known format."""
-        form = tool_format_of(self._chat.literal_text)
-        return None if form is None else tool_parser(form)
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the chat template asks for tool calls; None when it does not speak of tools in a known form."""
+        return self._tool_format
+
+    @property
+    def thinking_marks(self) -> tuple[str, str] | None:
+        """What this model puts around its thinking; None for one that does not think, or does so on channels."""
+        if self._tool_format is ToolFormat.HARMONY:
+            return None
+        known = self._specials.by_text
+        return next((m for m in _THINKING if m[0] in known or m[0] in self._chat.literal_text), None)
+
+    def tool_parser(self, tools: Sequence[Mapping[str, Any]] = ()) -> ToolParser | None:
+        """A parser of this model's tool calls; None when its template asks for none in a format that has one."""
+        form = self._tool_format
+        return None if form is None or form is ToolFormat.HARMONY else tool_parser(form, tools)
 
     def reasoning_splitter(self, prompt_ids: Sequence[int]) -> ReasoningSplitter | None:
         """A splitter of thinking and answer for the text after a prompt; None for a model that does not think."""
-        if _THINK not in self._specials.by_text and _THINK not in self._chat.literal_text:
+        marks = self.thinking_marks
+        if marks is None:
             return None
-        end = self.decode(prompt_ids[-_THINK_TAIL_TOKENS:], skip_special=False).rstrip()
-        return ReasoningSplitter(begins_inside=end.endswith(_THINK))
+        return ReasoningSplitter(*marks, begins_inside=self.prompt_end(prompt_ids).endswith(marks[0]))
+
+    def prompt_end(self, prompt_ids: Sequence[int]) -> str:
+        """The last of a prompt as text, long enough to hold a mark; white space at its end left out."""
+        return self.decode(prompt_ids[-_THINK_TAIL_TOKENS:], skip_special=False).rstrip()
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a guarded token; None when text is none."""
+        token = self._specials.by_text.get(text)
+        return None if token is None else token.token_id
+
+    @property
+    def guarded_token_ids(self) -> frozenset[int]:
+        """Tokens that never come from a caller's plain text: control tokens and markup."""
+        return self._specials.ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids. Bytes that are no UTF-8 are left out."""

@@ -1,13 +1,17 @@
-"""Tool calls in a model's text: found as it comes, whole calls only, nothing lost when one is malformed."""
+"""How families write tool calls: the formats, which one a model's template asks for, and their parsers."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import Any
 
-from engine.text.held_text import held_length
+from engine.text import call_bodies as bodies
+from engine.text.call_marks import AfterJson, AfterValues, CallMarks, JsonItself, MarkedCallParser
+from engine.text.tool_call import ToolCall, ToolParser, numbered
+
+__all__ = ["ToolCall", "ToolFormat", "ToolParser", "tool_format_of", "tool_parser"]
 
 
 class ToolFormat(StrEnum):
@@ -15,148 +19,87 @@ class ToolFormat(StrEnum):
 
     HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen, SmolLM
     LLAMA3_JSON = "llama3_json"  # the whole answer is {"name": ..., "parameters": {...}}, several joined by ";"
+    MISTRAL = "mistral"  # [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]
+    MISTRAL_ARGS = "mistral_args"  # [TOOL_CALLS]name[ARGS]{...}, one mark a call
+    DEEPSEEK = "deepseek"  # marks around function, name and fenced JSON: V3, R1
+    DEEPSEEK_V31 = "deepseek_v31"  # marks around name and JSON
+    GLM = "glm"  # <tool_call>name, then <arg_key>, <arg_value> pairs: GLM-4.5 and later
+    QWEN3_CODER = "qwen3_coder"  # <tool_call><function=name><parameter=key>...
+    HARMONY = "harmony"  # a message to functions.name on the channel "commentary": gpt-oss
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    index: int
-    name: str
-    arguments: str  # JSON text of an object
+def tool_parser(form: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()) -> ToolParser:
+    """A parser of one stream. tools are those of the request: formats without quotes need the declared types.
 
-
-class ToolParser(Protocol):
-    """Text in, text and calls out, in order. However the text is split over calls, what comes out joined is the same.
-
-    A call comes whole, when it is complete. What looks like one and is none, or is cut off, comes as text. White space
-    beside calls is left out. Owner: one stream; not for several threads.
+    HARMONY has none: its calls are a part of its channels, see HarmonyParser.
     """
-
-    def feed(self, text: str) -> list[str | ToolCall]: ...
-
-    def flush(self) -> list[str | ToolCall]: ...
-
-
-def tool_parser(form: ToolFormat) -> ToolParser:
-    return HermesParser() if form is ToolFormat.HERMES else Llama3JsonParser()
+    if form is ToolFormat.LLAMA3_JSON:
+        return Llama3JsonParser()
+    return MarkedCallParser(_marks(form, tools))
 
 
 def tool_format_of(template_text: str) -> ToolFormat | None:
     """The format a chat template asks its model for; None when it does not speak of tools in one that is known."""
-    if "<tool_call>" in template_text:
+    text = template_text
+    if "<|channel|>" in text and "<|message|>" in text:
+        return ToolFormat.HARMONY
+    if "<｜tool▁calls▁begin｜>" in text:
+        return ToolFormat.DEEPSEEK if "```" in text else ToolFormat.DEEPSEEK_V31
+    if "<tool_call>" in text and "<arg_key>" in text:
+        return ToolFormat.GLM
+    if "<tool_call>" in text and "<function=" in text:
+        return ToolFormat.QWEN3_CODER
+    if "<tool_call>" in text:
         return ToolFormat.HERMES
-    if '"parameters"' in template_text and '"name"' in template_text:
+    if "[TOOL_CALLS]" in text:
+        return ToolFormat.MISTRAL_ARGS if "[ARGS]" in text else ToolFormat.MISTRAL
+    if '"parameters"' in text and '"name"' in text:
         return ToolFormat.LLAMA3_JSON
     return None
 
 
-def _call(index: int, text: str) -> ToolCall | None:
-    """A call from its JSON text; None when it is none."""
-    try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some models write the object as text
-        try:
-            arguments = json.loads(arguments)
-        except (json.JSONDecodeError, RecursionError):
-            return None
-    if not isinstance(arguments, dict):
-        return None
-    return ToolCall(index, value["name"], json.dumps(arguments, ensure_ascii=False))
+def marks_of(form: ToolFormat) -> tuple[str, ...]:
+    """The marks a format's parser looks for: where they are control tokens, they must stay in the text."""
+    match form:
+        case ToolFormat.HERMES | ToolFormat.QWEN3_CODER:
+            return ("<tool_call>", "</tool_call>")
+        case ToolFormat.GLM:
+            names = ("tool_call", "arg_key", "arg_value")
+            return tuple(mark for name in names for mark in (f"<{name}>", f"</{name}>"))
+        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
+            return ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+        case ToolFormat.DEEPSEEK | ToolFormat.DEEPSEEK_V31:
+            return ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", *bodies.DEEPSEEK_CALL)
+        case ToolFormat.HARMONY:
+            channels = ("start", "end", "message", "channel", "constrain", "return", "call")
+            return tuple(f"<|{name}|>" for name in channels)
+        case ToolFormat.LLAMA3_JSON:
+            return ()
 
 
-class HermesParser:
-    OPENING, CLOSING = "<tool_call>", "</tool_call>"
-
-    def __init__(self) -> None:
-        self._held = ""
-        self._inside = False  # held begins after an opening mark
-        self._scanned = 0  # of held while inside: known to hold no end
-        self._quoted = False  # the scan stands in a JSON string
-        self._gap = ""  # white space before the opening mark: shown only if no call follows
-        self._after_call = False  # nothing but white space since a call
-        self._calls = 0
-
-    def feed(self, text: str) -> list[str | ToolCall]:
-        self._held += text
-        out: list[str | ToolCall] = []
-        while self._inside_step(out) if self._inside else self._outside_step(out):
-            pass
-        return out
-
-    def flush(self) -> list[str | ToolCall]:
-        """The end of the stream: a call that lacks only its closing mark counts."""
-        held, self._held = self._held, ""
-        if self._inside:
-            self._inside = False
-            call = _call(self._calls, held)
-            if call is not None:
-                self._calls += 1
-                return [call]
-            return [self._gap + self.OPENING + held]
-        return [held] if held and not (self._after_call and held.isspace()) else []
-
-    def _outside_step(self, out: list[str | ToolCall]) -> bool:
-        if self._after_call:
-            self._held = self._held.lstrip()
-        before, mark, after = self._held.partition(self.OPENING)
-        if not mark:
-            safe = before[: len(before) - held_length(before, self.OPENING)].rstrip()
-            self._held = before[len(safe) :]
-            self._text(out, safe)
-            return False
-        shown = before.rstrip()
-        self._gap = before[len(shown) :]
-        self._held, self._inside, self._scanned, self._quoted = after, True, 0, False
-        self._text(out, shown)
-        return True
-
-    def _inside_step(self, out: list[str | ToolCall]) -> bool:
-        end = self._find_end()
-        if end is None:
-            return False
-        body, self._held = self._held[:end], self._held[end + len(self.CLOSING) :]
-        self._inside = False
-        call = _call(self._calls, body)
-        if call is None:
-            self._text(out, self._gap + self.OPENING + body + self.CLOSING)
-        else:
-            self._calls += 1
-            self._after_call = True
-            out.append(call)
-        return True
-
-    def _find_end(self) -> int | None:
-        """Where the closing mark begins, one within a JSON string not counted; each character is looked at once."""
-        held, at = self._held, self._scanned
-        while at < len(held):
-            character = held[at]
-            if self._quoted and character == "\\":
-                if at + 1 >= len(held):
-                    break
-                at += 2
-                continue
-            if character == '"':
-                self._quoted = not self._quoted
-            elif character == "<" and not self._quoted:
-                if held.startswith(self.CLOSING, at):
-                    return at
-                if self.CLOSING.startswith(held[at:]):
-                    break
-            at += 1
-        self._scanned = at
-        return None
-
-    def _text(self, out: list[str | ToolCall], text: str) -> None:
-        if text:
-            self._after_call = False
-            out.append(text)
+def _marks(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> CallMarks:
+    closing = "</tool_call>"
+    match form:
+        case ToolFormat.HERMES:
+            return CallMarks("<tool_call>", partial(AfterJson, closing), bodies.hermes_body)
+        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
+            return CallMarks("[TOOL_CALLS]", JsonItself, bodies.mistral_body)
+        case ToolFormat.DEEPSEEK | ToolFormat.DEEPSEEK_V31:
+            opening, end = "<｜tool▁calls▁begin｜>", partial(AfterJson, "<｜tool▁calls▁end｜>")
+            return CallMarks(opening, end, bodies.deepseek_body)
+        case ToolFormat.GLM:
+            glm_end = partial(AfterValues, closing, bodies.GLM_VALUE, "</arg_value>")
+            return CallMarks("<tool_call>", glm_end, lambda body: bodies.glm_body(body, tools))
+        case ToolFormat.QWEN3_CODER:
+            coder_end = partial(AfterValues, closing, bodies.CODER_VALUE, "</parameter>")
+            return CallMarks("<tool_call>", coder_end, lambda body: bodies.coder_body(body, tools))
+        case ToolFormat.LLAMA3_JSON | ToolFormat.HARMONY:
+            raise AssertionError(f"{form} has no marks around a call")
 
 
 class Llama3JsonParser:
+    """The whole answer is calls, or none of it is."""
+
     def __init__(self) -> None:
         self._held = ""
         self._plain = False  # the answer does not begin as a call
@@ -174,19 +117,7 @@ class Llama3JsonParser:
 
     def flush(self) -> list[str | ToolCall]:
         held, self._held = self._held, ""
-        calls: list[str | ToolCall] = []
-        decoder, at = json.JSONDecoder(), 0
-        while at < len(held):
-            at += len(held[at:]) - len(held[at:].lstrip("; \n\t"))
-            if at == len(held):
-                break
-            try:
-                _, end = decoder.raw_decode(held, at)
-            except (json.JSONDecodeError, RecursionError):
-                return [held]
-            call = _call(len(calls), held[at:end])
-            if call is None:
-                return [held]
-            calls.append(call)
-            at = end
-        return calls or ([held] if held else [])
+        calls = bodies.llama3_body(held)
+        if calls is None:
+            return [held] if held else []
+        return [numbered(index, call) for index, call in enumerate(calls)]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.text.tools import HermesParser, Llama3JsonParser, ToolCall, ToolFormat, tool_format_of
+from engine.text.tools import Llama3JsonParser, ToolCall, ToolFormat, tool_format_of, tool_parser
 
 
 def events(parser, text):
@@ -23,11 +23,15 @@ ARGUMENTS = '{"city": "Zürich", "n": [1, {"x": null}]}'
 
 def test_hermes_text_and_two_calls_in_order():
     text = "Let me see.\n" + hermes(CALL) + "\n" + hermes('{"name": "b", "arguments": {}}') + "\n"
-    assert events(HermesParser(), text) == ["Let me see.", ToolCall(0, "get", ARGUMENTS), ToolCall(1, "b", "{}")]
+    assert events(tool_parser(ToolFormat.HERMES), text) == [
+        "Let me see.",
+        ToolCall(0, "get", ARGUMENTS),
+        ToolCall(1, "b", "{}"),
+    ]
 
 
 def test_hermes_call_is_given_when_its_mark_closes():
-    parser = HermesParser()
+    parser = tool_parser(ToolFormat.HERMES)
     assert parser.feed(hermes(CALL)[:-1]) == []
     assert parser.feed(">") == [ToolCall(0, "get", ARGUMENTS)]
 
@@ -35,11 +39,11 @@ def test_hermes_call_is_given_when_its_mark_closes():
 def test_hermes_closing_mark_within_a_string_does_not_close():
     arguments = {"text": 'a </tool_call> "quoted" \\'}
     body = json.dumps({"name": "f", "arguments": arguments})
-    assert events(HermesParser(), hermes(body)) == [ToolCall(0, "f", json.dumps(arguments))]
+    assert events(tool_parser(ToolFormat.HERMES), hermes(body)) == [ToolCall(0, "f", json.dumps(arguments))]
 
 
 def test_hermes_call_without_closing_mark_counts_if_complete():
-    assert events(HermesParser(), "<tool_call>" + CALL) == [ToolCall(0, "get", ARGUMENTS)]
+    assert events(tool_parser(ToolFormat.HERMES), "<tool_call>" + CALL) == [ToolCall(0, "get", ARGUMENTS)]
 
 
 @pytest.mark.parametrize(
@@ -56,11 +60,11 @@ def test_hermes_call_without_closing_mark_counts_if_complete():
     ],
 )
 def test_hermes_what_is_no_call_comes_as_text(text):
-    assert "".join(events(HermesParser(), text)) == text
+    assert "".join(events(tool_parser(ToolFormat.HERMES), text)) == text
 
 
 def test_hermes_arguments_written_as_text_are_read():
-    assert events(HermesParser(), hermes('{"name": "f", "arguments": "{\\"a\\": 1}"}')) == [
+    assert events(tool_parser(ToolFormat.HERMES), hermes('{"name": "f", "arguments": "{\\"a\\": 1}"}')) == [
         ToolCall(0, "f", '{"a": 1}')
     ]
 
