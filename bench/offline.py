@@ -17,6 +17,8 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
+
 from bench.provenance import provenance
 from bench.random_weights import random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
@@ -31,9 +33,10 @@ LOW_ID, HIGH_ID = 1000, 100_000  # prompt ids, cut to the vocabulary where it is
 class OfflineEngine:
     """The engine's own step loop, without a process or a border around it."""
 
-    def __init__(self, built: BuiltEngine) -> None:
+    def __init__(self, built: BuiltEngine, sampling: dict[str, float] | None = None) -> None:
         self._core = built.core
         self._count = 0
+        self._sampling = {"temperature": 0.0, **(sampling or {})}
 
     def run(self, prompts: list[list[int]], outputs: list[int]) -> tuple[float, int]:
         """(seconds, output tokens) of running all of it at once.
@@ -43,7 +46,8 @@ class OfflineEngine:
         begun = time.perf_counter()
         for prompt, max_tokens in zip(prompts, outputs, strict=True):
             self._count += 1
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+            asked = {**self._sampling, "max_tokens": max_tokens, "ignore_eos": True, "seed": self._count}
+            sampling = msgspec.convert(asked, SamplingParams)
             self._core.add(Submit(f"r{self._count}", prompt, sampling))
         produced = 0
         while self._core.has_work():
@@ -117,6 +121,7 @@ def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
         dtype=arguments.dtype,
         activation=arguments.activation,
         kv_tokens=arguments.kv_tokens,
+        kv_bytes=arguments.kv_bytes,
         max_context_tokens=arguments.context,
         threads=arguments.threads,
         knobs=Knobs(
@@ -146,6 +151,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--threads", default=0, type=int, help="CPU threads; 0: all")
     add("--context", default=8192, type=int, help="longest sequence")
     add("--kv-tokens", default=0, type=int, help="KV cache; 0: what memory allows")
+    add("--kv-bytes", default=0, type=int, help="the same in bytes")
+    add("--sampling", default={}, type=json.loads, help="JSON: temperature, top_p, penalties ...; greedy without")
     add("--max-running", default=256, type=int)
     add("--budget", default=8192, type=int, help="tokens a step")
     add("--batches", default=[1, 8, 32, 64, 128, 256], type=numbers)
@@ -173,6 +180,7 @@ def main(words: list[str]) -> int:
             start_s = round(time.monotonic() - begun, 1)
             origin = provenance("offline", arguments.device)
             shown = {"scale": arguments.scale, "dtype": arguments.dtype, "activation": arguments.activation}
+            shown |= {"sampling": json.dumps(arguments.sampling)} if arguments.sampling else {}
             kernels = {"kernels": built.kernels, "notes": built.notes}
             print(
                 json.dumps(
@@ -180,7 +188,7 @@ def main(words: list[str]) -> int:
                 ),
                 flush=True,
             )
-            measure(OfflineEngine(built), arguments, built.core.scheduler.vocab_size)
+            measure(OfflineEngine(built, arguments.sampling), arguments, built.core.scheduler.vocab_size)
     except BayardError as error:
         print(json.dumps({"model": arguments.model, "refused": str(error)}), flush=True)
         print(f"{arguments.model}: {error}", file=sys.stderr)
