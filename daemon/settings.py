@@ -29,6 +29,9 @@ class Section(BaseModel):
 class HttpSettings(Section):
     host: str = Field(default="127.0.0.1", description="Address the OpenAI-compatible HTTP API listens on.")
     port: Port = Field(default=8080, description="Its port; 0 takes any free one.")
+    metrics_key: bool = Field(
+        default=False, description="Whether `/metrics` asks for a key with the role metrics, operator or admin."
+    )
 
 
 class GrpcSettings(Section):

@@ -11,6 +11,7 @@ from daemon.api.openai.reply import error_data
 from daemon.api.routes import AuthRule, Found, public_table
 from daemon.api.services import Services
 from daemon.api.sse import StreamKeeper
+from daemon.tenants.principal import Need
 from engine.errors import BayardError
 
 log = structlog.get_logger(__name__)
@@ -58,11 +59,21 @@ class PublicApp:
     async def _handle(self, exchange: Exchange, found: Found) -> None:
         if found.route is None:
             raise RouteRefusal(_no_route(exchange.scope, found))
-        if found.route.auth is AuthRule.KEY:
-            exchange.principal = self.services.tenants.authenticate(_secret(exchange))
+        need = self._need(found.route.auth)
+        if need is not None:
+            client = exchange.scope.get("client")
+            tenants = self.services.tenants
+            exchange.principal = tenants.identify(_secret(exchange), client[0] if client else None, need)
             bind_contextvars(tenant=exchange.principal.tenant_name)
+            if need is Need.INFERENCE:
+                tenants.admission.knock(exchange.principal)
         exchange.path_tail = found.tail
         await found.route.handler(exchange)
+
+    def _need(self, rule: AuthRule) -> Need | None:
+        if rule is AuthRule.METRICS:
+            return Need.METRICS if self.services.settings.http.metrics_key else None
+        return Need.INFERENCE if rule is AuthRule.KEY else None
 
 
 def build_app(appliance: Services) -> PublicApp:

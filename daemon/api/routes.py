@@ -17,7 +17,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 class AuthRule(StrEnum):
     OPEN = "open"  # probes and scrapers of the operator's network; nothing of any tenant
-    KEY = "key"  # any usable key
+    METRICS = "metrics"  # open, or with http.metrics_key a key that may read them
+    KEY = "key"  # a usable key that may generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def public_routes(generating: Generating) -> list[Route]:
         Route("GET", "/v1/models/", AuthRule.KEY, models.retrieve_model),
         Route("GET", "/healthz", AuthRule.OPEN, health.healthz),
         Route("GET", "/readyz", AuthRule.OPEN, health.readyz),
-        Route("GET", "/metrics", AuthRule.OPEN, health.metrics),
+        Route("GET", "/metrics", AuthRule.METRICS, health.metrics),
         Route("GET", "/openapi.json", AuthRule.OPEN, openapi.openapi),
     ]
 

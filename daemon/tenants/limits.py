@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MINUTE_S = 60.0
+_ROUNDING = 1e-6  # of a request or token: what sums of floats may be off by
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Bucket:
         """Seconds until `amount` can be taken; 0 if now. What is larger than the burst needs a full bucket."""
         self._refill()
         missing = min(amount, self.burst) - self._level
-        return max(0.0, missing * MINUTE_S / self.per_minute)
+        return 0.0 if missing < _ROUNDING else missing * MINUTE_S / self.per_minute
 
     def figure(self, what: str) -> RateFigure:
         self._refill()

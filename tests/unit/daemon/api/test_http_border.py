@@ -135,7 +135,7 @@ async def test_without_a_good_key_every_keyed_route_is_closed(
 
 def test_open_routes_are_these_and_no_others(services: FakeServices) -> None:
     opened = {route.path for route in PublicApp(services).table.routes if route.auth is AuthRule.OPEN}
-    assert opened == {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+    assert opened == {"/healthz", "/readyz", "/openapi.json"}
 
 
 async def test_before_any_key_the_refusal_says_how_to_make_one(base_url: str, services: FakeServices) -> None:
