@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -33,6 +34,7 @@ from engine.errors import BayardError
 if TYPE_CHECKING:
     from daemon.models.operations import Operations
     from daemon.models.registry import ModelRegistry
+    from daemon.serving.embedding import EmbeddingPath
     from daemon.serving.path import ServingPath
     from daemon.strategy.controller import PlanController
     from daemon.strategy.desk import PlanningDesk
@@ -100,6 +102,7 @@ class Appliance:
     desk: PlanningDesk
     tenants: TenantService
     serving: ServingPath
+    embedding: EmbeddingPath
     controller: PlanController
 
     async def start(self) -> None:
@@ -228,7 +231,9 @@ class Appliance:
 
     def _build(self) -> None:
         from daemon.models.operations import Operations
+        from daemon.serving.embedding import EmbeddingPath
         from daemon.serving.path import ServingPath
+        from daemon.serving.settlement import Settlement
         from daemon.strategy.controller import PlanController
         from daemon.strategy.parts import build_parts
         from daemon.tenants.service import TenantService
@@ -244,6 +249,8 @@ class Appliance:
         self.operations = Operations()
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
+        settlement = Settlement(self.tenants, self.router, self.metrics, self.serving.live, self.serving.recent)
+        self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, settlement)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
@@ -284,7 +291,8 @@ class Appliance:
 
         settings = self.settings.grpc
         listen_tcp(settings.host, settings.port, "grpc").close()  # gRPC itself would share a port, silently
-        self.grpc = Grpc(build_server(self), settings.host, settings.port)
+        path = Path(settings.socket) if settings.socket else None
+        self.grpc = Grpc(build_server(self), settings.host, settings.port, path)
         await self._start_part("grpc", self.grpc.start, self.grpc.stop)
 
     async def _start_part(

@@ -59,6 +59,18 @@ def listen_unix(path: Path, mode: int = 0o660) -> socket.socket:
     return sock
 
 
+def prepare_unix(path: Path) -> None:
+    """Make room for a socket that another library binds: its folder is there, and no dead socket.
+
+    Raises: ConfigError if somebody answers there, or the path cannot be used.
+    """
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _remove_dead(path)
+    except OSError as error:
+        raise ConfigError(f"the socket {path} cannot be made: {error.strerror or error}.", "Name another.") from error
+
+
 def close_unix(sock: socket.socket, path: Path) -> None:
     """Close it and remove its path."""
     sock.close()

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvicorn
 
+from daemon.listeners import prepare_unix
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from grpc import ServerCredentials
+
     from daemon.api.grpc.server import InferenceServer as GrpcServer
 
 KEEP_ALIVE_S = 75
@@ -96,24 +101,46 @@ class HttpServer:
 
 
 class Grpc:
-    """The gRPC server in this event loop. Owner: the Appliance."""
+    """The gRPC server in this event loop, on TCP and, where socket names one, on a unix socket. Owner: the Appliance.
 
-    def __init__(self, server: GrpcServer, host: str, port: int) -> None:
+    credentials: what TLS needs; None serves in the clear. The unix socket never has TLS: only its owner and group
+    come to it.
+    """
+
+    def __init__(
+        self,
+        server: GrpcServer,
+        host: str,
+        port: int,
+        socket_path: Path | None = None,
+        credentials: ServerCredentials | None = None,
+    ) -> None:
         self._server = server
         self._host = host
         self._port = port
+        self._socket_path = socket_path
+        self._credentials = credentials
         self.port: int | None = None
 
     async def start(self) -> None:
-        """Raises: ConfigError if the port cannot be had."""
+        """Raises: ConfigError if an address cannot be had."""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        try:
-            self.port = self._server.add_insecure_port(f"{host}:{self._port}")
-        except RuntimeError as error:
-            raise ConfigError(
-                f"gRPC cannot listen on {host}:{self._port}: {error}.", "Choose another grpc.port."
-            ) from error
+        self.port = self._add(f"{host}:{self._port}", "grpc.port", self._credentials)
+        if self._socket_path is not None:
+            prepare_unix(self._socket_path)
+            self._add(f"unix:{self._socket_path}", "grpc.socket", None)
+            self._socket_path.chmod(0o660)
         await self._server.start()
 
     async def stop(self) -> None:
         await self._server.stop(CLOSE_S)
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
+
+    def _add(self, address: str, setting: str, credentials: ServerCredentials | None) -> int:
+        try:
+            if credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(f"gRPC cannot listen on {address}: {error}.", f"Choose another {setting}.") from error

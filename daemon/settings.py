@@ -38,6 +38,12 @@ class GrpcSettings(Section):
     host: str = Field(default="127.0.0.1", description="Address the gRPC API listens on.")
     port: Port = Field(default=8081, description="Its port; 0 takes any free one.")
     enabled: bool = Field(default=True, description="Whether to serve gRPC at all.")
+    socket: str = Field(
+        default="", description="Unix socket that gRPC is served on too, for programs of this machine; empty is none."
+    )
+    max_message_bytes: int = Field(
+        default=64 << 20, ge=1024, le=2**31 - 1, description="Largest gRPC message that is taken."
+    )
 
 
 class LogSettings(Section):

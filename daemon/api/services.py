@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from daemon.router import Router
+    from daemon.serving.embedding import EmbeddingPath
     from daemon.serving.path import ServingPath
     from daemon.settings import Settings
     from daemon.telemetry.metrics import Metrics
@@ -30,6 +31,8 @@ class Services(Protocol):
     def router(self) -> Router: ...
     @property
     def serving(self) -> ServingPath: ...
+    @property
+    def embedding(self) -> EmbeddingPath: ...
     @property
     def metrics(self) -> Metrics: ...
     @property

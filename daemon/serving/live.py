@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Protocol
 
-from daemon.serving.request import GenerationRequest
 from daemon.store.base import utc_now
 from daemon.tenants.principal import Principal
 from engine.errors import NotFound
@@ -19,6 +19,15 @@ class RequestState(StrEnum):
     PREPARING = "preparing"  # template and tokens
     WAITING = "waiting"  # in the engine, no token yet
     DECODE = "decode"
+
+
+class Asked(Protocol):
+    """What is shown of any request, whatever it asks for."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def stream(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -71,7 +80,7 @@ class LiveRequests:
     def add(
         self,
         request_id: str,
-        request: GenerationRequest,
+        request: Asked,
         principal: Principal,
         origin: str,
         cancel: Callable[[], Awaitable[None]],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from engine.messages import ErrorInfo, FinishReason, Knobs, Submit, TokenDelta, TokenLogprob, Usage, WorkerStats
+from engine.messages import Embed, ErrorInfo, FinishReason, Knobs, Submit, TokenDelta, TokenLogprob, Usage, WorkerStats
 from tests.fakes.fake_text import EOS
 
 
@@ -20,7 +22,9 @@ class FakeEngine:
     fail_after: int | None = None  # tokens, then an error
     error: ErrorInfo = field(default_factory=lambda: ErrorInfo("worker_lost", "The worker is gone.", "Try again."))
     hold: asyncio.Event | None = None
+    dimensions: int = 8  # of an embedding
     submitted: list[Submit] = field(default_factory=list)
+    embedded: list[Embed] = field(default_factory=list)
     open: dict[str, asyncio.Event] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
     peak_open: int = 0
@@ -43,6 +47,29 @@ class FakeEngine:
             self.open.pop(submit.request_id, None)
             if not finished:
                 self.aborted.append(submit.request_id)
+
+    async def embed(self, embed: Embed) -> TokenDelta:
+        """A vector of length one that depends on the tokens alone: how often each of them comes, by its residue."""
+        self.embedded.append(embed)
+        stopping = self.open[embed.request_id] = asyncio.Event()
+        self.peak_open = max(self.peak_open, len(self.open))
+        finished = False
+        try:
+            if self.hold is not None:
+                await first_of(self.hold, stopping)
+            await asyncio.sleep(self.token_s)
+            finished = True
+            usage = Usage(len(embed.prompt_token_ids), device_s=0.25)
+            if stopping.is_set():
+                return TokenDelta(embed.request_id, finish=FinishReason.ABORT, usage=usage)
+            if self.fail_after is not None:
+                return TokenDelta(embed.request_id, finish=FinishReason.ERROR, error=self.error)
+            vector = unit_vector(embed.prompt_token_ids, self.dimensions)
+            return TokenDelta(embed.request_id, finish=FinishReason.STOP, usage=usage, embedding=vector)
+        finally:
+            self.open.pop(embed.request_id, None)
+            if not finished:
+                self.aborted.append(embed.request_id)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -94,6 +121,14 @@ class FakeEngine:
     ) -> TokenDelta:
         usage = Usage(len(submit.prompt_token_ids), cached_tokens=3, output_tokens=written, device_s=0.5)
         return TokenDelta(submit.request_id, ids or [], logprobs, finish, usage=usage)
+
+
+def unit_vector(token_ids: list[int], dimensions: int) -> bytes:
+    counts = [0.0] * dimensions
+    for token_id in token_ids:
+        counts[token_id % dimensions] += 1.0
+    length = math.sqrt(sum(count * count for count in counts))
+    return struct.pack(f"<{dimensions}f", *(count / length for count in counts))
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import uvicorn
 
 from daemon.router import Replica, Router
+from daemon.serving.embedding import EmbeddingPath
 from daemon.serving.path import ServingPath
+from daemon.serving.settlement import Settlement
 from daemon.settings import Settings
 from daemon.store.session import Store
 from daemon.telemetry.metrics import Metrics
@@ -43,6 +45,7 @@ class FakeServices:
     tenants: TenantService
     router: Router
     serving: ServingPath
+    embedding: EmbeddingPath
     metrics: Metrics
     supervisor: FakeSupervisor
     engine: FakeEngine
@@ -60,8 +63,14 @@ class FakeServices:
                 await asyncio.sleep(0.01)
 
 
-def add_replica(router: Router, model: str, engine: Any, *, text: Any = None, max_context_tokens: int = 2048) -> None:
-    replica = Replica(f"w-{model}", model, engine, text or ByteText(), max_context_tokens, "cpu", time.monotonic())
+def add_replica(
+    router: Router, model: str, engine: Any, *, text: Any = None, max_context_tokens: int = 2048, dimensions: int = 0
+) -> None:
+    """dimensions: of an embedding model, which then generates nothing."""
+    replica = Replica(
+        f"w-{model}", model, engine, text or ByteText(), max_context_tokens, "cpu", time.monotonic(),
+        generates=not dimensions, embeds=bool(dimensions), embedding_dimensions=dimensions,
+    )  # fmt: skip
     router._replicas.setdefault(model, []).append(replica)
 
 
@@ -80,9 +89,11 @@ async def fake_services(folder: Path, key: str | None = None, **limits: int) -> 
     tenants = TenantService(store, settings.limits.max_queue)
     await tenants.start()
     serving = ServingPath(tenants, router, metrics, max_choices=settings.limits.max_choices)
+    settlement = Settlement(tenants, router, metrics, serving.live, serving.recent)
+    embedding = EmbeddingPath(tenants, router, serving.live, settlement)
     engine = FakeEngine()
     add_replica(router, MODEL, engine)
-    services = FakeServices(settings, store, tenants, router, serving, metrics, FakeSupervisor(), engine)
+    services = FakeServices(settings, store, tenants, router, serving, embedding, metrics, FakeSupervisor(), engine)
     services.key = key or await services.new_key("demo")
     try:
         yield services

@@ -1,4 +1,8 @@
-"""Makes the stubs in gen/ from bayard.proto: `python -m daemon.api.grpc.generate [FOLDER]`. Needs grpcio-tools."""
+"""Makes the stubs in gen/ from the protos: `python -m daemon.api.grpc.generate [FOLDER]`. Needs grpcio-tools.
+
+The stubs of KServe get a descriptor pool of their own: a program may import them beside another maker's stubs of the
+same protocol, whose messages have the same names.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from engine.errors import ConfigError
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = "daemon.api.grpc.gen"
+PROTOS = ("bayard", "kserve")
+OWN_POOL = ("kserve",)
 
 
 def generate(folder: Path) -> None:
-    """Write the stubs. Raises: ConfigError if the compiler refuses the proto or is not installed"""
+    """Write the stubs. Raises: ConfigError if the compiler refuses a proto or is not installed"""
     try:
         from grpc_tools import protoc
     except ImportError as error:
@@ -20,13 +26,20 @@ def generate(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     status = protoc.main(
         ["protoc", f"-I{HERE}", f"--python_out={folder}", f"--pyi_out={folder}", f"--grpc_python_out={folder}",
-         str(HERE / "bayard.proto")]
+         *(str(HERE / f"{name}.proto") for name in PROTOS)]
     )  # fmt: skip
     if status != 0:
         raise ConfigError(f"protoc ended with status {status}.", "Its complaint is above.")
-    stub = folder / "bayard_pb2_grpc.py"
-    stub.write_text(stub.read_text().replace("import bayard_pb2 as", f"from {PACKAGE} import bayard_pb2 as"))
-    (folder / "__init__.py").write_text('"""Made from bayard.proto; see daemon.api.grpc.generate."""\n')
+    for name in PROTOS:
+        stub = folder / f"{name}_pb2_grpc.py"
+        stub.write_text(stub.read_text().replace(f"import {name}_pb2 as", f"from {PACKAGE} import {name}_pb2 as"))
+    for name in OWN_POOL:
+        messages = folder / f"{name}_pb2.py"
+        shared = "_descriptor_pool.Default()"
+        if messages.read_text().count(shared) != 1:
+            raise ConfigError(f"{messages.name} does not name its descriptor pool once.", "See what protoc wrote.")
+        messages.write_text(messages.read_text().replace(shared, "_descriptor_pool.DescriptorPool()"))
+    (folder / "__init__.py").write_text('"""Made from the protos; see daemon.api.grpc.generate."""\n')
 
 
 if __name__ == "__main__":

@@ -1,31 +1,27 @@
-"""bayard.v1.Inference: the same path as HTTP, with statuses for errors and messages for events."""
+"""bayard.v1.Inference: the same path as HTTP, with statuses for errors and messages for events. Behind the Guard."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import structlog
-from grpc.aio import AbortError, ServicerContext
+from grpc.aio import ServicerContext
 
-from daemon.api.grpc.chat_fields import read_chat_request
+from daemon.api.embeddings.vectors import as_floats
+from daemon.api.grpc import tokenizing
+from daemon.api.grpc.chat_fields import read_chat_request, read_embed_request, read_generate_request
+from daemon.api.grpc.deltas import usage_message, write_events
 from daemon.api.grpc.gen import bayard_pb2 as pb
 from daemon.api.grpc.gen import bayard_pb2_grpc as stubs
-from daemon.api.grpc.statuses import abort_with
+from daemon.api.grpc.guard import current_call
 from daemon.api.services import Services
-from daemon.serving.events import ChoiceDone, Failed, Finished, LogprobEntry, TextDelta
-from daemon.serving.generation import Generation
-from daemon.tenants.principal import Principal
-from engine.errors import BayardError
+from daemon.serving.request import GenerationRequest
 
 if TYPE_CHECKING:
     Context = ServicerContext[Any, Any]
 
-WRITE_TIMEOUT_S = 30.0
-log = structlog.get_logger(__name__)
+ORIGIN = "grpc"
 
 
 class InferenceService(stubs.InferenceServicer):  # type: ignore[misc]  # generated code has no types
@@ -33,83 +29,44 @@ class InferenceService(stubs.InferenceServicer):  # type: ignore[misc]  # genera
         self._services = services
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:
-        await self._at_border(context, lambda: self._chat(request, context))
+        await self._generate(read_chat_request(request), context, pb.ChatDelta)
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        answer = pb.ListModelsResponse()
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        await self._generate(read_generate_request(request), context, pb.GenerateDelta)
 
-        async def fill() -> None:
-            principal = self._principal(context)
-            router, now = self._services.router, time.time() - time.monotonic()
-            for name in router.models():
-                if principal.limits.allows_model(name):
-                    replica = router.replica_for(name)
-                    answer.models.add(
-                        id=name, created=int(now + replica.since_mono), max_context_tokens=replica.max_context_tokens
-                    )
-
-        await self._at_border(context, fill)
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        asked = replace(read_embed_request(request), deadline_s=context.time_remaining())
+        embedded = await self._services.embedding.embed(asked, current_call().principal, origin=ORIGIN)
+        answer = pb.EmbedResponse(id=embedded.id, model=embedded.model, usage=usage_message(embedded.usage))
+        for vector in embedded.vectors:
+            answer.embeddings.add(values=as_floats(vector))
         return answer
 
-    async def _at_border(self, context: Context, work: Callable[[], Awaitable[None]]) -> None:
-        """Where a call ends, once, whatever happens in it."""
-        try:
-            await work()
-        except AbortError:
-            raise
-        except BayardError as error:
-            await abort_with(context, error)
-        except Exception:
-            log.exception("grpc_call_broke")
-            await context.abort(grpc.StatusCode.INTERNAL, "Bayard failed on this request; the daemon's log tells more.")
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        return await tokenizing.tokenize(self._services, current_call().principal, request)
 
-    async def _chat(self, request: pb.ChatRequest, context: Context) -> None:
-        principal = self._principal(context)
-        generation = await self._services.serving.open(read_chat_request(request), principal, origin="grpc")
-        async with generation:
-            await self._write_events(generation, context)
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        return await tokenizing.detokenize(self._services, current_call().principal, request)
 
-    async def _write_events(self, generation: Generation, context: Context) -> None:
-        async for event in generation:
-            delta = pb.ChatDelta(id=generation.id, created=generation.created, model=generation.model)
-            match event:
-                case TextDelta(index=index, text=text, logprobs=logprobs):
-                    delta.index, delta.text = index, text
-                    delta.logprobs.extend(_logprob(entry) for entry in logprobs or ())
-                case ChoiceDone(index=index, reason=reason):
-                    delta.index, delta.finish_reason = index, reason
-                case Finished(usage=usage):
-                    delta.finished.prompt_tokens = usage.prompt_tokens
-                    delta.finished.completion_tokens = usage.completion_tokens
-                    delta.finished.cached_tokens = usage.cached_tokens
-                case Failed(error=error):
-                    raise error
-            try:
-                async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await context.write(delta)
-            except TimeoutError:
-                await context.abort(
-                    grpc.StatusCode.DEADLINE_EXCEEDED, f"The client read nothing for {WRITE_TIMEOUT_S:.0f} s."
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        principal = current_call().principal
+        answer = pb.ListModelsResponse()
+        router, now = self._services.router, time.time() - time.monotonic()
+        for name in router.models():
+            if principal.limits.allows_model(name):
+                replica = router.replica_for(name)
+                answer.models.add(
+                    id=name,
+                    created=int(now + replica.since_mono),
+                    max_context_tokens=replica.max_context_tokens,
+                    generates=replica.generates,
+                    embeds=replica.embeds,
+                    embedding_dimensions=replica.embedding_dimensions,
                 )
+        return answer
 
-    def _principal(self, context: Context) -> Principal:
-        """Raises: Unauthenticated"""
-        return self._services.tenants.authenticate(_secret(context))
-
-
-def _secret(context: Context) -> str | None:
-    """The key from the metadata `authorization: Bearer KEY`, or `x-api-key`."""
-    found: dict[str, str] = {}
-    for key, value in context.invocation_metadata() or ():
-        found[key] = value if isinstance(value, str) else value.decode("latin-1")
-    bearer = found.get("authorization", "")
-    if bearer[:7].lower() == "bearer ":
-        return bearer[7:].strip()
-    return found.get("x-api-key")
-
-
-def _logprob(entry: LogprobEntry) -> pb.TokenLogprob:
-    made = pb.TokenLogprob(token=entry.token_bytes, logprob=entry.logprob)
-    for other in entry.top:
-        made.top.add(token=other.token_bytes, logprob=other.logprob)
-    return made
+    async def _generate(self, request: GenerationRequest, context: Context, kind: Any) -> None:
+        request = replace(request, deadline_s=context.time_remaining())
+        principal = current_call().principal
+        async with await self._services.serving.open(request, principal, origin=ORIGIN) as generation:
+            await write_events(generation, context, kind)

@@ -1,1 +1,1 @@
-"""Made from bayard.proto; see daemon.api.grpc.generate."""
+"""Made from the protos; see daemon.api.grpc.generate."""

@@ -39,6 +39,26 @@ class InferenceStub:
                 request_serializer=bayard__pb2.ChatRequest.SerializeToString,
                 response_deserializer=bayard__pb2.ChatDelta.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/bayard.v1.Inference/Generate',
+                request_serializer=bayard__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=bayard__pb2.GenerateDelta.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/bayard.v1.Inference/Embed',
+                request_serializer=bayard__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=bayard__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/bayard.v1.Inference/Tokenize',
+                request_serializer=bayard__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=bayard__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/bayard.v1.Inference/Detokenize',
+                request_serializer=bayard__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=bayard__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/bayard.v1.Inference/ListModels',
                 request_serializer=bayard__pb2.ListModelsRequest.SerializeToString,
@@ -50,8 +70,35 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Chat(self, request, context):
-        """Streams text as it becomes certain; the last message has `finished`. An error is a status, with the trailing
-        metadata bayard-code, bayard-hint, bayard-param and retry-after-ms. Cancelling, or a deadline, aborts.
+        """Streams text as it becomes certain; the last message has `finished`. Cancelling, or a deadline, aborts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Generate(self, request, context):
+        """As Chat, for a text or token ids that are continued as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Embeddings of texts or of lists of token ids, in their order; each has length one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The tokens of a text, or of a conversation as the model's chat template writes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,6 +118,26 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=bayard__pb2.ChatRequest.FromString,
                     response_serializer=bayard__pb2.ChatDelta.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=bayard__pb2.GenerateRequest.FromString,
+                    response_serializer=bayard__pb2.GenerateDelta.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=bayard__pb2.EmbedRequest.FromString,
+                    response_serializer=bayard__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=bayard__pb2.TokenizeRequest.FromString,
+                    response_serializer=bayard__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=bayard__pb2.DetokenizeRequest.FromString,
+                    response_serializer=bayard__pb2.DetokenizeResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -105,6 +172,114 @@ class Inference:
             '/bayard.v1.Inference/Chat',
             bayard__pb2.ChatRequest.SerializeToString,
             bayard__pb2.ChatDelta.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bayard.v1.Inference/Generate',
+            bayard__pb2.GenerateRequest.SerializeToString,
+            bayard__pb2.GenerateDelta.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bayard.v1.Inference/Embed',
+            bayard__pb2.EmbedRequest.SerializeToString,
+            bayard__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bayard.v1.Inference/Tokenize',
+            bayard__pb2.TokenizeRequest.SerializeToString,
+            bayard__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bayard.v1.Inference/Detokenize',
+            bayard__pb2.DetokenizeRequest.SerializeToString,
+            bayard__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
