@@ -1,4 +1,4 @@
-"""From a WorkerConfig to an EngineCore: read, load, size the pages."""
+"""From a WorkerConfig to an EngineCore or an EncoderCore: read, load, size the pages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from engine.core import EngineCore
 from engine.devices import Device, open_device
 from engine.devices.cpu import usable_cpus
+from engine.encoder.core import EncoderCore
 from engine.errors import DoesNotFit, InvalidParameter
 from engine.kernels.cpu import library as cpu_library
 from engine.kv.layout import PageLayout, solve_layout
 from engine.messages import WorkerConfig
 from engine.models import load_model
+from engine.models.encoder import load_encoder
 from engine.spec import read_spec
 from engine.spec.model_spec import ModelSpec
 
@@ -25,10 +27,14 @@ Progress = Callable[[str, int, int], None]  # stage, done bytes, total bytes
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    core: EngineCore
+    core: EngineCore | EncoderCore
     device: Device
     kernels: dict[str, str]
     notes: list[str] = field(default_factory=list)
+    num_pages: int = 0
+    page_tokens: int = 0
+    generates: bool = True
+    embedding_dimensions: int = 0  # 0: it does not embed
 
 
 def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
@@ -41,6 +47,8 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
             cpu_library.set_threads(config.threads)
     spec = read_spec(config.model_path)
     dtype = _dtype("dtype", config.dtype, device.default_dtype)
+    if spec.is_encoder:
+        return _build_encoder(config, spec, device, dtype, progress)
     kv_dtype = _dtype("kv_dtype", config.kv_dtype, dtype)
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
@@ -73,6 +81,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         knobs=config.knobs,
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,
+        embeds=spec.pooling is not None,
     )
     # What loading made lives as long as the process: keep the collector from walking it in the middle of a step.
     gc.collect()
@@ -82,7 +91,49 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
             f"The page pool holds {core.max_context_tokens:,} tokens of one sequence; the context is limited to that "
             f"instead of {max_context:,}."
         )
-    return BuiltEngine(core, device, dict(model.kernels), notes + list(model.notes) + list(device.notes))
+    return BuiltEngine(
+        core,
+        device,
+        dict(model.kernels),
+        notes + list(model.notes) + list(device.notes),
+        core.kv.num_pages,
+        core.layout.page_tokens,
+        spec.generates,
+        spec.hidden_size if spec.pooling is not None else 0,
+    )
+
+
+def _build_encoder(
+    config: WorkerConfig, spec: ModelSpec, device: Device, dtype: torch.dtype, progress: Progress
+) -> BuiltEngine:
+    """An engine without pages. Raises: InvalidParameter for what an encoder cannot have."""
+    for name in ("adapters", "draft_model_path"):
+        if getattr(config, name):
+            raise InvalidParameter(f"{spec.name} is an encoder; it can have no {name}.", "Leave it out.", param=name)
+    if config.weights != "stored":
+        raise InvalidParameter(
+            f"{spec.name} is an encoder; its weights are not made into {config.weights}.",
+            "Use stored.",
+            param="weights",
+        )
+    model = load_encoder(
+        spec,
+        device.torch_device,
+        dtype,
+        lambda done, total: progress("reading", done, total),
+        activation=config.activation,
+        capabilities=device.capabilities.names(),
+    )
+    core = EncoderCore(
+        model,
+        knobs=config.knobs,
+        max_context_tokens=min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens),
+        vocab_size=spec.vocab_size,
+    )
+    gc.collect()
+    gc.freeze()
+    notes = model.notes + list(device.notes)
+    return BuiltEngine(core, device, dict(model.kernels), notes, generates=False, embedding_dimensions=spec.hidden_size)
 
 
 def _has_own_threads(kernels: dict[str, str]) -> bool:

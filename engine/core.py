@@ -10,17 +10,20 @@ import secrets
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from engine.devices import Device
-from engine.errors import BayardError, NumericalFault, WorkerError
+from engine.errors import BayardError, InvalidParameter, NumericalFault, WorkerError
 from engine.kv.buffer import allocate_buffer
 from engine.kv.layout import PageLayout
 from engine.kv.manager import KvManager
 from engine.messages import (
+    Embed,
     ErrorInfo,
     FinishReason,
     Knobs,
+    SamplingParams,
     StepReport,
     Submit,
     TokenDelta,
@@ -49,8 +52,11 @@ class EngineCore:
         max_context_tokens: int,
         vocab_size: int,
         overlap: bool | None = None,
+        embeds: bool = False,
     ) -> None:
-        """overlap: launch a step before the one before it is read; None: where the device runs by itself."""
+        """embeds: the model states how its texts become vectors.
+
+        overlap: launch a step before the one before it is read; None: where the device runs by itself."""
         self.layout = layout
         self.device = device
         self.kv = KvManager(layout, num_large_pages, prefix_cache=knobs.prefix_cache)
@@ -58,7 +64,7 @@ class EngineCore:
         self.max_context_tokens = self.kv.capacity_tokens(max_context_tokens)
         self.scheduler = Scheduler(self.kv, knobs, max_context_tokens=self.max_context_tokens, vocab_size=vocab_size)
         views = layout.views(buffer, num_large_pages)
-        self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens, vocab_size)
+        self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens, vocab_size, embeds=embeds)
         self.on_step: Callable[[list[ScheduledChunk]], None] | None = None  # tests and profiles look in here
         self.overlap = device.runs_behind if overlap is None else overlap
         self._inflight: LaunchedStep | None = None
@@ -77,7 +83,34 @@ class EngineCore:
         try:
             self.scheduler.add(submit, seed=secrets.randbits(63) if seed is None else seed)
         except BayardError as error:
-            self._pending.append(TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=error_info(error)))
+            self._refuse(submit.request_id, error)
+
+    def embed(self, command: Embed) -> None:
+        """Take a text to embed: a request that ends with its last hidden state in place of a first token."""
+        if not self.runner.embeds:
+            error = InvalidParameter(
+                "This model states no pooling, so its texts have no embeddings.",
+                "Ask a model that embeds; /v1/models says which do.",
+                param="model",
+            )
+            self._refuse(command.request_id, error)
+            return
+        submit = Submit(
+            command.request_id,
+            command.prompt_token_ids,
+            SamplingParams(max_tokens=1, temperature=0.0),
+            command.priority,
+            cache_salt=f"embed:{command.tenant}",
+            tenant=command.tenant,
+            weight=command.weight,
+            deadline_s=command.deadline_s,
+            adapter=command.adapter,
+        )
+        before = self.scheduler.requests.get(command.request_id)
+        self.add(submit)
+        request = self.scheduler.requests.get(command.request_id)
+        if request is not None and request is not before:
+            request.embeds = True
 
     def abort(self, request_id: str) -> None:
         """End a request for its client's sake. An unknown id has already ended: nothing happens."""
@@ -85,6 +118,9 @@ class EngineCore:
         if request is not None:
             self._totals["aborts"] += 1
             self._pending.append(self._finish(request, FinishReason.ABORT))
+
+    def _refuse(self, request_id: str, error: BayardError) -> None:
+        self._pending.append(TokenDelta(request_id, finish=FinishReason.ERROR, error=error_info(error)))
 
     def abort_all(self) -> None:
         for request_id in list(self.scheduler.requests):
@@ -187,6 +223,10 @@ class EngineCore:
                 continue  # it ended while this step ran: the step's last token is nobody's
             request.device_s += share_s * chunk.num_tokens
             self._count_prompt(chunk)
+            if result is not None and result.embedding is not None:
+                delta = self._finish(request, FinishReason.STOP)
+                self._pending.append(msgspec.structs.replace(delta, embedding=result.embedding))
+                continue
             result = sampled.get(request.id)
             if result is not None and result.token_id is None:
                 fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")

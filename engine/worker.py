@@ -18,11 +18,13 @@ import zmq
 
 from engine.builder import BuiltEngine, build_engine
 from engine.core import EngineCore, error_info
+from engine.encoder.core import EncoderCore
 from engine.errors import BayardError, WorkerError
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     Command,
+    Embed,
     ErrorInfo,
     Event,
     Heartbeat,
@@ -92,7 +94,7 @@ class Worker:
         engine = build_engine(self.config, self._progress)
         core = engine.core
         load_s = time.monotonic() - began
-        log.info("worker_ready load_s=%.2f context=%d pages=%d", load_s, core.max_context_tokens, core.kv.num_pages)
+        log.info("worker_ready load_s=%.2f context=%d pages=%d", load_s, core.max_context_tokens, engine.num_pages)
         for note in engine.notes:
             log.warning("fallback %s", note)
         self._send(
@@ -102,11 +104,14 @@ class Worker:
                 model=self.config.model_name,
                 device=self.config.device,
                 max_context_tokens=core.max_context_tokens,
-                kv_pages_total=core.kv.num_pages,
-                page_tokens=core.layout.page_tokens,
+                kv_pages_total=engine.num_pages,
+                page_tokens=engine.page_tokens,
                 load_s=load_s,
                 kernels=engine.kernels,
                 notes=engine.notes,
+                embeds=engine.embedding_dimensions > 0,
+                generates=engine.generates,
+                embedding_dimensions=engine.embedding_dimensions,
             )
         )
         return engine
@@ -132,7 +137,7 @@ class Worker:
             self._send(core.step())
         log.info("worker_stopped")
 
-    def _take_commands(self, core: EngineCore, wait_s: float) -> None:
+    def _take_commands(self, core: EngineCore | EncoderCore, wait_s: float) -> None:
         """Handle all that waits; with nothing to do, wait for the first one."""
         if not self._socket.poll(int(wait_s * 1000)):
             return
@@ -143,10 +148,12 @@ class Worker:
                 return
             self._handle(core, command)
 
-    def _handle(self, core: EngineCore, command: Command) -> None:
+    def _handle(self, core: EngineCore | EncoderCore, command: Command) -> None:
         match command:
             case Submit():
                 core.add(command)
+            case Embed():
+                core.embed(command)
             case Abort(request_id=request_id):
                 core.abort(request_id)
             case SetKnobs(knobs=knobs):

@@ -23,3 +23,13 @@ def smollm_path() -> Path:
     if not path.is_file():
         pytest.skip(f"{path.name} is not there: run `make model`, or set BAYARD_TEST_GGUF")
     return path
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """The small real encoder's folder: $BAYARD_TEST_ENCODER, else .cache/models/all-minilm-l6-v2."""
+    named = os.environ.get("BAYARD_TEST_ENCODER")
+    path = Path(named) if named else ROOT / ".cache" / "models" / "all-minilm-l6-v2"
+    if not (path / "config.json").is_file():
+        pytest.skip(f"{path} is not there: put the model's folder there, or set BAYARD_TEST_ENCODER")
+    return path

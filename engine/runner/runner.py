@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +19,7 @@ from engine.devices import Device
 from engine.kernels import registry
 from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
+from engine.layers.pooling import unit
 from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
@@ -36,6 +37,19 @@ class ForwardModel(Protocol):
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [R, vocab] float32 for batch.logit_rows."""
+        ...
+
+
+@runtime_checkable
+class EmbeddingModel(Protocol):
+    """A ForwardModel in two halves."""
+
+    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """[R, hidden] after the last norm, of batch.logit_rows."""
+        ...
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, vocab] float32."""
         ...
 
 
@@ -58,7 +72,11 @@ class ModelRunner:
         device: Device,
         max_context_tokens: int,
         vocab_size: int,
+        *,
+        embeds: bool = False,
     ) -> None:
+        """embeds: the model states how its texts become vectors."""
+        self.embeds = embeds and isinstance(model, EmbeddingModel)
         self.model = model
         self._vocab_size = vocab_size
         self._logits: torch.Tensor | None = None  # [largest size, vocab] float32
@@ -96,7 +114,11 @@ class ModelRunner:
         draws = self.device.capabilities.graphs
         drafts = any(chunk.draft for chunk in chunks)
         # Whether the device needs no host to choose the tokens.
-        alone = not drafts and all(can_draw(r) if draws else r.is_plain_greedy for r in samplers)
+        alone = (
+            not drafts
+            and not any(r.embeds for r in samplers)
+            and all(can_draw(r) if draws else r.is_plain_greedy for r in samplers)
+        )
         decode_only = alone and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
         if decode_only and self.graphs is not None and self.graphs.takes(len(chunks)):
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
@@ -106,6 +128,8 @@ class ModelRunner:
         arrays = build_arrays(chunks, self.tables)
         batch, slots = self._upload(arrays, chunks)
         batch.token_ids = self._resolve(batch.token_ids, arrays, slots)
+        if any(request.embeds for request in samplers):
+            return self._embedded(batch, chunks, samplers)
         logits = self.model.forward(batch)
         if not samplers:
             return LaunchedStep(chunks, False, dict)
@@ -113,6 +137,25 @@ class ModelRunner:
             sampling = arrays.slots[[chunk.samples for chunk in chunks]]
             return self._drawn(chunks, samplers, logits, self._pick_greedy(logits), sampling, in_pool=False)
         results = _by_id(samplers, self._checked(logits, chunks) if drafts else sample(logits, samplers))
+        return LaunchedStep(chunks, True, lambda: results)
+
+    def _embedded(self, batch: ForwardBatch, chunks: list[ScheduledChunk], samplers: list[Request]) -> LaunchedStep:
+        """A step in which some requests want their last hidden state; the others' tokens are chosen as ever."""
+        assert isinstance(self.model, EmbeddingModel)
+        states = self.model.hidden(batch)
+        ends = list(accumulate(1 + len(chunk.draft) for chunk in chunks if chunk.samples))
+        last = {request.id: end - 1 for request, end in zip(samplers, ends, strict=True)}
+        embedding = [request for request in samplers if request.embeds]
+        vectors = unit(states[[last[request.id] for request in embedding]]).cpu()
+        finite = torch.isfinite(vectors).all(dim=1).tolist()
+        results = {
+            request.id: Sampled(None, embedding=vector.astype("<f4").tobytes() if is_finite else None)
+            for request, vector, is_finite in zip(embedding, vectors.numpy(), finite, strict=True)
+        }
+        others = [chunk for chunk in chunks if chunk.samples and not chunk.request.embeds]
+        if others:
+            rows = [row for c in others for row in range(last[c.request.id] - len(c.draft), last[c.request.id] + 1)]
+            results |= _by_id([c.request for c in others], self._checked(self.model.logits(states[rows]), others))
         return LaunchedStep(chunks, True, lambda: results)
 
     def _checked(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> list[Sampled]:

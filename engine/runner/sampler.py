@@ -22,11 +22,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """token_id is None where the row's logits were not finite."""
+    """token_id is None where the row's logits were not finite, or where an embedding was asked for."""
 
     token_id: int | None
     logprob: TokenLogprob | None = None
     followed: tuple[int, ...] = ()  # what the model chose after guesses that were right
+    embedding: bytes | None = None  # little-endian float32, of length one
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:

@@ -53,6 +53,7 @@ class Request:
     def newest_pending(self) -> bool:
         return self.token_ids[-1] == PENDING
 
+    embeds: bool = False  # its last hidden state is wanted, not a token after it
     @property
     def needs_own_tokens(self) -> bool:
         """Whether choosing its next token takes its earlier ones, or more than the token is wanted."""
