@@ -84,10 +84,26 @@ class Decoder:
         embedded = self.embed(batch.token_ids, self.dtype)
         x, residual = self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
         if batch.logit_rows.shape[0] == 0:
-            return torch.empty(0, self.spec.vocab_size, dtype=torch.float32, device=x.device)
+            self._stream(batch)
+            return torch.empty(0, self.spec.vocab_size, dtype=torch.float32, device=batch.token_ids.device)
+        return self.logits(self.hidden(batch))
+
+    @torch.inference_mode()
+    def hidden(self, batch: ForwardBatch) -> Tensor:
+        """Run one step as far as the last norm.
+
+        Shapes: -> [R, hidden], the rows batch.logit_rows asks for
+        Mutates: the KV pages of the new tokens
+        """
+        x, residual = self._stream(batch)
         rows = batch.logit_rows
         x, _ = self.ops.add_rms_norm(x[rows], residual[rows], self.final_norm, self.spec.norm_eps)
-        logits = self.head(x).to(torch.float32)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Tensor:
+        """Shapes: states [R, hidden], as hidden gives them -> [R, vocab] float32"""
+        logits = self.head(states).to(torch.float32)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return torch.tanh(logits / self.logit_softcap) * self.logit_softcap if self.logit_softcap else logits
@@ -104,6 +120,11 @@ class Decoder:
                 x = ops.rms_norm(x, layer.attn_post_norm, eps)
             if scale != 1.0:
                 x = x * scale
+    def _stream(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """The new tokens through all layers, as _through_layers gives them."""
+        embedded = self.embed(batch.token_ids, self.dtype)
+        return self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
+
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp(x)
             if layer.mlp_post_norm is not None:

@@ -71,5 +71,5 @@ def test_encoder_without_a_stated_pooling_is_refused_with_what_is_missing(tmp_pa
 def test_encoder_with_a_further_step_is_refused(more, tmp_path):
     saved_encoder("bert", tmp_path)
     write_pooling(tmp_path, "mean", more=more)
-    with pytest.raises(UnsupportedFormat, match="step Dense|pools twice"):
+    with pytest.raises(UnsupportedFormat, match=r"step Dense|pools twice"):
         read_spec(tmp_path)
