@@ -22,7 +22,7 @@ COMMANDS = {
     "schedule": "Which plan runs when.",
     "calibrate": "Measure what this machine really does.",
     "tenants": "Who may use the box, and how much of it.",
-    "keys": "API keys: create, list, revoke.",
+    "keys": "API keys: create, list, rotate, revoke.",
     "hw": "The hardware that was found.",
     "doctor": "Check that the box is sound.",
     "config": "Settings, each with its source.",

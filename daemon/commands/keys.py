@@ -1,16 +1,18 @@
-"""bayard keys: create, list and revoke API keys."""
+"""bayard keys: create, list, rotate and revoke API keys."""
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, revoke.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, rotate, revoke.")
+ROLES = ("inference", "metrics", "operator", "admin")
 
 
 @app.command()
@@ -18,7 +20,7 @@ def create(
     tenant: Annotated[str, typer.Option(help="Name or id of the tenant it is for.")],
     name: Annotated[str, typer.Option(help="What it is for, to tell keys apart.")] = "",
     role: Annotated[
-        str, typer.Option(help="inference; admin is kept with the key, and grants nothing more yet.")
+        str, typer.Option(help="inference, metrics (reads /metrics), operator or admin (over the admin TLS port).")
     ] = "inference",
     expires_days: Annotated[float | None, typer.Option(min=0.001, help="Valid for so many days.")] = None,
     config: ConfigOption = None,
@@ -27,13 +29,11 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Make a key. It is printed once, alone on standard output, and cannot be shown again."""
-    from datetime import UTC, datetime, timedelta
-
     from daemon.commands.tenancy import tenancy
 
-    if role not in ("inference", "admin"):
-        raise typer.BadParameter(f"{role!r} is neither inference nor admin", param_hint="--role")
-    expires_at = None if expires_days is None else (datetime.now(UTC) + timedelta(days=expires_days)).isoformat()
+    if role not in ROLES:
+        raise typer.BadParameter(f"{role!r} is none of {', '.join(ROLES)}", param_hint="--role")
+    expires_at = _after(expires_days)
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:
         item, secret = reached.issue_key(tenant, {"name": name, "role": role, "expires_at": expires_at})
     if as_json:
@@ -84,3 +84,32 @@ def revoke(
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:
         item = reached.revoke_key(key.removesuffix(".."))
     print(json.dumps(item, indent=2) if as_json else f"key {item['id']} ({item['prefix']}..) is revoked")
+
+
+@app.command()
+def rotate(
+    key: Annotated[str, typer.Argument(help="Id or prefix, as `bayard keys list` shows it.")],
+    overlap_hours: Annotated[float, typer.Option(min=0, help="The old key works for so long beside the new one.")] = 24,
+    expires_days: Annotated[
+        float | None, typer.Option(min=0.001, help="The new key is valid for so many days.")
+    ] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new key in the place of one. It is printed once, alone on standard output."""
+    from daemon.commands.tenancy import tenancy
+
+    body = {"overlap_s": overlap_hours * 3600, "expires_at": _after(expires_days)}
+    with tenancy(settings_from(config, state_dir, run_dir)) as reached:
+        item, secret = reached.rotate_key(key.removesuffix(".."), body)
+    if as_json:
+        print(json.dumps({**item, "secret": secret}, indent=2))
+        return
+    print(secret)
+    print(f"Key {item['id']}; the old one works for {overlap_hours:g} h more.", file=sys.stderr)
+
+
+def _after(days: float | None) -> str | None:
+    return None if days is None else (datetime.now(UTC) + timedelta(days=days)).isoformat()

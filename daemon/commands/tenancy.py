@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -30,6 +31,7 @@ class Tenancy(Protocol):
     def keys(self, tenant: str | None) -> list[Fields]: ...
     def issue_key(self, tenant: str, body: Fields) -> tuple[Fields, str]: ...
     def revoke_key(self, key: str) -> Fields: ...
+    def rotate_key(self, key: str, body: Fields) -> tuple[Fields, str]: ...
 
 
 @contextmanager
@@ -69,15 +71,21 @@ class ThroughDaemon:
     def revoke_key(self, key: str) -> Fields:
         return _item(self._admin.post(f"keys/{_segment(key)}/revoke"))
 
+    def rotate_key(self, key: str, body: Fields) -> tuple[Fields, str]:
+        answer = self._admin.post(f"keys/{_segment(key)}/rotate", body)
+        return _item(answer), str(answer["secret"])
+
 
 class InThisProcess:
     """The daemon does not run: its service, on the store that this process holds."""
 
     def __init__(self, offline: Offline) -> None:
+        from daemon.api.admin import keys as key_shapes
         from daemon.api.admin import tenants as shapes
         from daemon.tenants.service import TenantService
 
         self._shapes = shapes
+        self._key_shapes = key_shapes
         self._service = TenantService(offline.store, offline.settings.limits.max_queue)
         self._actor = offline.actor()
 
@@ -106,23 +114,32 @@ class InThisProcess:
     def keys(self, tenant: str | None) -> list[Fields]:
         async def read(service: TenantService) -> list[Fields]:
             tenant_id = (await service.tenant(tenant)).id if tenant else None
-            return [self._shapes.key_item(key).model_dump(mode="json") for key in await service.keys(tenant_id)]
+            return [self._key_shapes.key_item(key).model_dump(mode="json") for key in await service.keys(tenant_id)]
 
         return self._run(read)
 
     def issue_key(self, tenant: str, body: Fields) -> tuple[Fields, str]:
-        asked = self._shapes.KeyBody(**body)
+        asked = self._key_shapes.KeyBody(**body)
         issued = self._run(
             lambda service: service.issue_key(
                 self._actor, tenant, name=asked.name, role=asked.role, expires_at=asked.expires_at
             )
         )
-        return self._shapes.key_item(issued.record).model_dump(mode="json"), issued.secret
+        return self._key_shapes.key_item(issued.record).model_dump(mode="json"), issued.secret
 
     def revoke_key(self, key: str) -> Fields:
         record = self._run(lambda service: service.revoke_key(self._actor, key))
-        item: Fields = self._shapes.key_item(record).model_dump(mode="json")
+        item: Fields = self._key_shapes.key_item(record).model_dump(mode="json")
         return item
+
+    def rotate_key(self, key: str, body: Fields) -> tuple[Fields, str]:
+        asked = self._key_shapes.RotateBody(**body)
+        issued = self._run(
+            lambda service: service.rotate_key(
+                self._actor, key, overlap=timedelta(seconds=asked.overlap_s), expires_at=asked.expires_at
+            )
+        )
+        return self._key_shapes.key_item(issued.record).model_dump(mode="json"), issued.secret
 
     def _tenant(self, change: Callable[[TenantService], Coroutine[Any, Any, TenantRecord]]) -> Fields:
         async def run(service: TenantService) -> Fields:

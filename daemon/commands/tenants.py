@@ -15,7 +15,11 @@ Tenant = Annotated[str, typer.Argument(help="Name or id of the tenant.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Generations at once.")]
 Queue = Annotated[int | None, typer.Option(min=0, help="Requests that may wait for those.")]
 Requests = Annotated[int | None, typer.Option(min=1, help="Requests a minute.")]
+RequestBurst = Annotated[int | None, typer.Option(min=1, help="Requests at once; else those of a minute.")]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Prompt and output tokens a minute.")]
+TokenBurst = Annotated[int | None, typer.Option(min=1, help="Tokens at once; else those of a minute.")]
+TokensDay = Annotated[int | None, typer.Option(min=1, help="Tokens a calendar day, in UTC.")]
+TokensMonth = Annotated[int | None, typer.Option(min=1, help="Tokens a calendar month, in UTC.")]
 Context = Annotated[int | None, typer.Option(min=1, help="Prompt and output tokens of one request.")]
 Output = Annotated[int | None, typer.Option(min=1, help="Output tokens of one request.")]
 Models = Annotated[list[str] | None, typer.Option("--model", help="Allow this model only; repeatable.")]
@@ -28,7 +32,11 @@ def create(
     max_concurrency: Concurrency = None,
     max_queue: Queue = None,
     requests_per_minute: Requests = None,
+    request_burst: RequestBurst = None,
     tokens_per_minute: Tokens = None,
+    token_burst: TokenBurst = None,
+    tokens_per_day: TokensDay = None,
+    tokens_per_month: TokensMonth = None,
     max_context_tokens: Context = None,
     max_output_tokens: Output = None,
     model: Models = None,
@@ -41,9 +49,19 @@ def create(
     """Make a tenant; limits that are not given do not bind."""
     from daemon.commands.tenancy import tenancy
 
-    limits = _limits(
-        max_concurrency, max_queue, requests_per_minute, tokens_per_minute, max_context_tokens, max_output_tokens, model
-    )
+    limits = {
+        "max_concurrency": max_concurrency,
+        "max_queue": max_queue,
+        "requests_per_minute": requests_per_minute,
+        "request_burst": request_burst,
+        "tokens_per_minute": tokens_per_minute,
+        "token_burst": token_burst,
+        "tokens_per_day": tokens_per_day,
+        "tokens_per_month": tokens_per_month,
+        "max_context_tokens": max_context_tokens,
+        "max_output_tokens": max_output_tokens,
+        "models": model or None,
+    }
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:
         made = reached.create_tenant(name, priority, limits)
     _show(made, as_json, f"tenant {made['name']} made; next: bayard keys create --tenant {made['name']}")
@@ -55,7 +73,11 @@ def limits(
     max_concurrency: Concurrency = None,
     max_queue: Queue = None,
     requests_per_minute: Requests = None,
+    request_burst: RequestBurst = None,
     tokens_per_minute: Tokens = None,
+    token_burst: TokenBurst = None,
+    tokens_per_day: TokensDay = None,
+    tokens_per_month: TokensMonth = None,
     max_context_tokens: Context = None,
     max_output_tokens: Output = None,
     model: Models = None,
@@ -68,9 +90,19 @@ def limits(
     """Replace a tenant's limits as a whole: those that are not given no longer bind."""
     from daemon.commands.tenancy import tenancy
 
-    kept = _limits(
-        max_concurrency, max_queue, requests_per_minute, tokens_per_minute, max_context_tokens, max_output_tokens, model
-    )
+    kept = {
+        "max_concurrency": max_concurrency,
+        "max_queue": max_queue,
+        "requests_per_minute": requests_per_minute,
+        "request_burst": request_burst,
+        "tokens_per_minute": tokens_per_minute,
+        "token_burst": token_burst,
+        "tokens_per_day": tokens_per_day,
+        "tokens_per_month": tokens_per_month,
+        "max_context_tokens": max_context_tokens,
+        "max_output_tokens": max_output_tokens,
+        "models": model or None,
+    }
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:
         changed = reached.set_limits(tenant, priority, kept)
     _show(changed, as_json, f"tenant {changed['name']}: {_spelled(changed['limits'])}")
@@ -129,26 +161,6 @@ def _set_suspended(tenant: str, suspended: bool, config: Any, state_dir: Any, ru
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:
         changed = reached.set_suspended(tenant, suspended)
     _show(changed, as_json, f"tenant {changed['name']} is {changed['state']}")
-
-
-def _limits(
-    max_concurrency: int | None,
-    max_queue: int | None,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    max_context_tokens: int | None,
-    max_output_tokens: int | None,
-    models: list[str] | None,
-) -> dict[str, Any]:
-    return {
-        "max_concurrency": max_concurrency,
-        "max_queue": max_queue,
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "max_context_tokens": max_context_tokens,
-        "max_output_tokens": max_output_tokens,
-        "models": models or None,
-    }
 
 
 def _spelled(limits: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +26,14 @@ class Body(BaseModel):
     """A request's body; an unknown key is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Consequences(Answer):
+    """What a write would do, in sentences; nothing was done. in_flight: requests that it touches."""
+
+    dry_run: Literal[True] = True
+    consequences: list[str]
+    in_flight: int = 0
 
 
 class ErrorAnswer(BaseModel):

@@ -15,6 +15,7 @@ from daemon.api.admin import (
     audit_log,
     events,
     hardware,
+    keys,
     models,
     operations,
     planning,
@@ -34,7 +35,7 @@ from engine.errors import BayardError
 
 PREFIX = "/admin/v1"
 _MODULES = (
-    status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants,
+    status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants, keys,
     settings, audit_log, usage_report,
 )  # fmt: skip
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

@@ -1,19 +1,20 @@
-"""Tenants, their limits and their keys. A key's secret is in exactly one answer: that of its creation."""
+"""Tenants and their limits."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from daemon.api.admin.access import Admin, Services, Viewer
-from daemon.api.admin.answers import Answer, Body, Item
+from daemon.api.admin.answers import Answer, Body, Consequences, Item
 from daemon.tenants.directory import TenantRecord
 from daemon.tenants.keys import KeyRecord
 from daemon.tenants.limits import TenantLimits
-from daemon.tenants.principal import Role
+from daemon.tenants.quota import Period
 
 router = APIRouter(tags=["tenants"])
 Count = Annotated[int, Field(ge=1)]
@@ -25,7 +26,11 @@ class LimitsBody(Body):
     max_concurrency: Count | None = None
     max_queue: Annotated[int, Field(ge=0)] | None = None
     requests_per_minute: Count | None = None
+    request_burst: Count | None = None
     tokens_per_minute: Count | None = None
+    token_burst: Count | None = None
+    tokens_per_day: Count | None = None
+    tokens_per_month: Count | None = None
     max_context_tokens: Count | None = None
     max_output_tokens: Count | None = None
     models: list[str] | None = None
@@ -49,6 +54,16 @@ class TenantLimitsBody(Body):
     limits: LimitsBody
 
 
+class QuotaItem(Item):
+    """period: day or month, in UTC. reserved_tokens: set aside for requests that run now."""
+
+    period: str
+    limit: int | None
+    used_tokens: int
+    reserved_tokens: int
+    resets_at: datetime
+
+
 class TenantItem(Item):
     id: str
     name: str
@@ -58,6 +73,7 @@ class TenantItem(Item):
     limits: LimitsBody
     running: int
     keys: int
+    quotas: list[QuotaItem] | None
 
 
 class TenantsAnswer(Answer):
@@ -68,46 +84,16 @@ class TenantAnswer(Answer):
     item: TenantItem
 
 
-class KeyBody(Body):
-    name: str = ""
-    role: Role = Role.INFERENCE
-    expires_at: AwareDatetime | None = None
-
-
-class KeyItem(Item):
-    """state: active, expired, revoked."""
-
-    id: str
-    tenant_id: str
-    name: str
-    prefix: str
-    role: str
-    state: str
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-
-
-class KeysAnswer(Answer):
-    items: list[KeyItem]
-
-
-class KeyAnswer(Answer):
-    item: KeyItem
-
-
-class IssuedKeyAnswer(Answer):
-    """secret is shown here and never again."""
-
-    item: KeyItem
-    secret: str
-
-
 @router.get("/tenants")
 async def get_tenants(services: Services, caller: Viewer) -> TenantsAnswer:
     keys = await services.tenants.keys()
     return TenantsAnswer(items=[_item(services, tenant, keys) for tenant in await services.tenants.tenants()])
+
+
+@router.get("/tenants/{tenant}")
+async def get_tenant(tenant: str, services: Services, caller: Viewer) -> TenantAnswer:
+    found = await services.tenants.tenant(tenant)
+    return TenantAnswer(item=_item(services, found, await services.tenants.keys()))
 
 
 @router.post("/tenants", status_code=201)
@@ -117,14 +103,25 @@ async def post_tenant(body: TenantBody, services: Services, caller: Admin) -> Te
 
 
 @router.put("/tenants/{tenant}/limits")
-async def put_limits(tenant: str, body: TenantLimitsBody, services: Services, caller: Admin) -> TenantAnswer:
+async def put_limits(
+    tenant: str, body: TenantLimitsBody, services: Services, caller: Admin, dry_run: bool = False
+) -> TenantAnswer | Consequences:
     """Replace the limits as a whole; running requests keep what they were admitted with."""
+    if dry_run:
+        return await _consequences(
+            services, tenant, "its next requests meet the new limits", "running ones keep theirs"
+        )
     changed = await services.tenants.set_limits(caller.actor, tenant, body.limits.limits(), body.priority)
     return TenantAnswer(item=_item(services, changed, await services.tenants.keys()))
 
 
 @router.post("/tenants/{tenant}/suspend")
-async def post_suspend(tenant: str, services: Services, caller: Admin) -> TenantAnswer:
+async def post_suspend(
+    tenant: str, services: Services, caller: Admin, dry_run: bool = False
+) -> TenantAnswer | Consequences:
+    """Refuse its keys from now on; what runs is finished."""
+    if dry_run:
+        return await _consequences(services, tenant, "every key of it is refused", "running requests are finished")
     changed = await services.tenants.suspend(caller.actor, tenant)
     return TenantAnswer(item=_item(services, changed, await services.tenants.keys()))
 
@@ -135,36 +132,36 @@ async def post_resume(tenant: str, services: Services, caller: Admin) -> TenantA
     return TenantAnswer(item=_item(services, changed, await services.tenants.keys()))
 
 
-@router.get("/tenants/{tenant}/keys")
-async def get_tenant_keys(tenant: str, services: Services, caller: Viewer) -> KeysAnswer:
+async def _consequences(services: Services, tenant: str, *told: str) -> Consequences:
     found = await services.tenants.tenant(tenant)
-    return KeysAnswer(items=[key_item(key) for key in await services.tenants.keys(found.id)])
-
-
-@router.get("/keys")
-async def get_keys(services: Services, caller: Viewer) -> KeysAnswer:
-    return KeysAnswer(items=[key_item(key) for key in await services.tenants.keys()])
-
-
-@router.post("/tenants/{tenant}/keys", status_code=201)
-async def post_key(tenant: str, body: KeyBody, services: Services, caller: Admin) -> IssuedKeyAnswer:
-    issued = await services.tenants.issue_key(
-        caller.actor, tenant, name=body.name, role=body.role, expires_at=body.expires_at
-    )
-    return IssuedKeyAnswer(item=key_item(issued.record), secret=issued.secret)
-
-
-@router.post("/keys/{key_id}/revoke")
-async def post_revoke(key_id: str, services: Services, caller: Admin) -> KeyAnswer:
-    """The key, named by its id or its prefix, is refused from the moment this answers."""
-    return KeyAnswer(item=key_item(await services.tenants.revoke_key(caller.actor, key_id)))
+    keys = [key for key in await services.tenants.keys(found.id) if key.state_now == "active"]
+    running = services.tenants.admission.running_of(found.id)
+    return Consequences(consequences=[f"tenant {found.name} has {len(keys)} active keys", *told], in_flight=running)
 
 
 def _item(services: Services, tenant: TenantRecord, keys: list[KeyRecord]) -> TenantItem:
-    return tenant_item(tenant, keys, services.tenants.admission.running_of(tenant.id))
+    admission = services.tenants.admission
+    now = admission.now()
+    limits = {Period.DAY: tenant.limits.tokens_per_day, Period.MONTH: tenant.limits.tokens_per_month}
+    quotas = []
+    for quota in admission.quotas_of(tenant.id).both():
+        window = quota.window(now)
+        quotas.append(
+            QuotaItem(
+                period=quota.period.value,
+                limit=limits[quota.period],
+                used_tokens=window.used,
+                reserved_tokens=window.reserved,
+                resets_at=quota.period.end_of(now),
+            )
+        )
+    return tenant_item(tenant, keys, admission.running_of(tenant.id), quotas)
 
 
-def tenant_item(tenant: TenantRecord, keys: list[KeyRecord], running: int) -> TenantItem:
+def tenant_item(
+    tenant: TenantRecord, keys: list[KeyRecord], running: int, quotas: list[QuotaItem] | None = None
+) -> TenantItem:
+    """quotas None: nobody keeps count, as no daemon runs."""
     limits = tenant.limits
     return TenantItem(
         id=tenant.id,
@@ -172,30 +169,8 @@ def tenant_item(tenant: TenantRecord, keys: list[KeyRecord], running: int) -> Te
         state=tenant.state,
         priority=tenant.priority,
         created_at=tenant.created_at,
-        limits=LimitsBody(
-            max_concurrency=limits.max_concurrency,
-            max_queue=limits.max_queue,
-            requests_per_minute=limits.requests_per_minute,
-            tokens_per_minute=limits.tokens_per_minute,
-            max_context_tokens=limits.max_context_tokens,
-            max_output_tokens=limits.max_output_tokens,
-            models=None if limits.models is None else sorted(limits.models),
-        ),
+        limits=LimitsBody(**asdict(limits) | {"models": None if limits.models is None else sorted(limits.models)}),
         running=running,
+        quotas=quotas,
         keys=sum(key.tenant_id == tenant.id and key.revoked_at is None for key in keys),
-    )
-
-
-def key_item(key: KeyRecord) -> KeyItem:
-    return KeyItem(
-        id=key.id,
-        tenant_id=key.tenant_id,
-        name=key.name,
-        prefix=key.prefix,
-        role=key.role.value,
-        state=key.state_now,
-        created_at=key.created_at,
-        expires_at=key.expires_at,
-        revoked_at=key.revoked_at,
-        last_used_at=key.last_used_at,
     )

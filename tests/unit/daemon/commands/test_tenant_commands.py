@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from daemon.api.admin.tenants import KeyItem, TenantItem
+from daemon.api.admin.keys import KeyItem
+from daemon.api.admin.tenants import TenantItem
 from daemon.cli import run
 from tests.fakes.fake_admin import admin_socket
 from tests.fakes.fake_services import fake_services
@@ -83,13 +84,26 @@ def test_tenant_and_key_from_creation_to_revocation(bayard: Bayard) -> None:
     assert answer(bayard, "tenants", "resume", "acme")["state"] == "active"
 
 
+def test_rotated_key_names_its_successor_and_quotas_are_kept(bayard: Bayard) -> None:
+    answer(bayard, "tenants", "create", "acme", "--tokens-per-day", "1000", "--request-burst", "3")
+    first = answer(bayard, "keys", "create", "--tenant", "acme", "--name", "ci", "--role", "operator")
+    second = answer(bayard, "keys", "rotate", first["id"], "--overlap-hours", "1")
+    old, new = answer(bayard, "keys", "list", "--tenant", "acme")
+    assert (old["replaced_by"], old["state"], new["id"]) == (second["id"], "active", second["id"])
+    assert (new["name"], new["role"], new["expires_at"]) == ("ci", "operator", None)
+    assert old["expires_at"] is not None
+    assert "Rotate that one" in bayard("keys", "rotate", first["id"])[2]
+    limits = {item["name"]: item["limits"] for item in answer(bayard, "tenants", "list")}["acme"]
+    assert (limits["tokens_per_day"], limits["request_burst"], limits["tokens_per_month"]) == (1000, 3, None)
+
+
 @pytest.mark.parametrize(
     ("argv", "status", "says"),
     [
         (["keys", "create", "--tenant", "nobody"], 1, "bayard tenants create nobody"),
         (["keys", "revoke", "k_none"], 1, "bayard keys list"),
         (["tenants", "create", "a/b"], 1, "without a slash"),
-        (["keys", "create", "--tenant", "x", "--role", "root"], 2, "neither inference nor admin"),
+        (["keys", "create", "--tenant", "x", "--role", "root"], 2, "none of inference, metrics, operator, admin"),
         (["tenants", "create", "x", "--max-concurrency", "0"], 2, "max-concurrency"),
         (["tenants", "suspend", "a/../b"], 1, "not_found"),
     ],
