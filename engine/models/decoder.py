@@ -81,8 +81,6 @@ class Decoder:
         """
         if self._recorded is not None:
             return self._recorded.forward(batch)
-        embedded = self.embed(batch.token_ids, self.dtype)
-        x, residual = self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
         if batch.logit_rows.shape[0] == 0:
             self._stream(batch)
             return torch.empty(0, self.spec.vocab_size, dtype=torch.float32, device=batch.token_ids.device)
@@ -120,11 +118,6 @@ class Decoder:
                 x = ops.rms_norm(x, layer.attn_post_norm, eps)
             if scale != 1.0:
                 x = x * scale
-    def _stream(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """The new tokens through all layers, as _through_layers gives them."""
-        embedded = self.embed(batch.token_ids, self.dtype)
-        return self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
-
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp(x)
             if layer.mlp_post_norm is not None:
