@@ -100,6 +100,8 @@ class Knobs(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk: Annotated[int, Meta(ge=1)] = 256  # prompt tokens of one request in a step
     prefix_cache: bool = True
     speculation_tokens: Annotated[int, Meta(ge=0, le=16)] = 0  # guessed tokens a step checks at once; 0 = off
+    cache_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0  # of all pages, what the prefix cache may hold idle
+    max_step_ms: Annotated[float, Meta(ge=0.0)] = 0.0  # prompts take less of a step while streams run; 0 = no limit
 
 
 class SetKnobs(Struct, frozen=True, tag=True):
@@ -162,6 +164,11 @@ class WorkerStats(Struct, frozen=True):
     cached_tokens_total: int = 0
     output_tokens_total: int = 0
     preemptions_total: int = 0
+    swapped_pages: int = 0  # of preempted requests, in host memory now
+    swap_outs_total: int = 0  # preemptions whose pages were kept in host memory
+    swap_ins_total: int = 0  # ... and came back from it
+    deadlines_total: int = 0  # requests ended because their time was up
+    shed_total: int = 0  # requests ended because a step had not memory enough
     aborts_total: int = 0
     draft_tokens_total: int = 0  # guessed
     draft_accepted_total: int = 0  # ... and right

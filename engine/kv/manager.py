@@ -10,15 +10,23 @@ Owner: the scheduler. Nothing here is thread-safe, and nothing touches tensor da
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 from engine.kv.allocator import AgeHeap, AgeKey, PageAllocator
 from engine.kv.layout import PageLayout
+from engine.kv.prefix import PrefixIndex, extend_names, first_block_kept
 
 NULL_PAGE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageMove:
+    """This block's saved content is wanted in this page."""
+
+    group: int
+    block: int
+    page: int
 
 
 @dataclass(slots=True)
@@ -41,13 +49,13 @@ class KvManager:
         self._allocator = PageAllocator(layout, num_large, self._evict)
         groups = range(len(layout.groups))
         self._refs: list[dict[int, int]] = [{} for _ in groups]
-        self._by_name: list[dict[bytes, int]] = [{} for _ in groups]
-        self._names: list[dict[int, tuple[bytes, int]]] = [{} for _ in groups]  # page -> name, depth in blocks
+        self._index = PrefixIndex(layout)
         self._access: list[dict[int, int]] = [{} for _ in groups]
         self._active_in_large: list[dict[int, int]] = [{} for _ in groups]
         self._idle_large = AgeHeap()
         self._idle_small = [AgeHeap() for _ in groups]
         self._clock = 0
+        self.idle_limit: int | None = None  # small pages that may lie idle; None: any number
 
     # ---------------------------------------------------------------- figures
 
@@ -82,8 +90,10 @@ class KvManager:
         return SequencePages(sequence_id, salt, [[] for _ in groups], [0 for _ in groups])
 
     def tick(self) -> None:
-        """One engine step has begun; ages are counted in steps."""
+        """One engine step has begun; ages are counted in steps. Mutates: what lies idle beyond the limit goes."""
         self._clock += 1
+        while self.idle_limit is not None and self.num_idle > self.idle_limit:
+            self._evict(max(range(len(self._idle_small)), key=lambda group: len(self._idle_small[group])))
 
     def take_prefix(self, pages: SequencePages, tokens: Sequence[int]) -> int:
         """Hold the longest cached prefix and return its length in tokens; at least one token is left to compute.
@@ -94,18 +104,75 @@ class KvManager:
             return 0
         limit = (len(tokens) - 1) // self.page_tokens
         self._name_blocks(pages, tokens, limit)
-        blocks = self._hit_blocks(pages.hashes[:limit])
+        blocks = self._index.hit_blocks(pages.hashes[:limit])
         for group in self.layout.groups:
             first = self._first_block_kept(group.window_tokens, blocks * self.page_tokens)
             table = pages.tables[group.index]
             pages.released[group.index] = first
             table.extend([NULL_PAGE] * first)
             for name in pages.hashes[first:blocks]:
-                page = self._by_name[group.index][name]
+                page = self._index.page(group.index, name)
+                assert page is not None, "a hit without its page"
                 self._hold(group.index, page)
                 table.append(page)
         pages.num_registered = blocks
         return blocks * self.page_tokens
+
+    def share(self, donor: SequencePages, pages: SequencePages, num_tokens: int) -> bool:
+        """Hold the donor's pages for its first num_tokens tokens, full blocks all of them, which both have in common.
+
+        False: the donor's window has passed some of them. Mutates: pages must be empty before.
+        """
+        blocks = num_tokens // self.page_tokens
+        firsts = [self._first_block_kept(group.window_tokens, num_tokens) for group in self.layout.groups]
+        if any(NULL_PAGE in table[first:blocks] for first, table in zip(firsts, donor.tables, strict=True)):
+            return False
+        for group, first in enumerate(firsts):
+            pages.released[group] = first
+            pages.tables[group].extend([NULL_PAGE] * first)
+            for page in donor.tables[group][first:blocks]:
+                self._hold(group, page)
+                pages.tables[group].append(page)
+        return True
+
+    def kept_blocks(self, pages: SequencePages, num_tokens: int) -> list[dict[int, int]]:
+        """One a group, block -> page: all that later tokens still read of the first num_tokens."""
+        blocks = -(-num_tokens // self.page_tokens)
+        found = []
+        for group, table in zip(self.layout.groups, pages.tables, strict=True):
+            first = self._first_block_kept(group.window_tokens, num_tokens)
+            found.append({block: table[block] for block in range(first, blocks)})
+        return found
+
+    def restore(self, pages: SequencePages, num_tokens: int) -> list[PageMove] | None:
+        """Pages for all of kept_blocks again; the moves say which of them must be filled. None: not enough pages.
+
+        Full blocks that are still cached are held instead. Mutates: pages must be empty before; after None, close it.
+        """
+        blocks = -(-num_tokens // self.page_tokens)
+        named = min(len(pages.hashes), num_tokens // self.page_tokens) if self.prefix_cache else 0
+        wanted: list[tuple[int, int]] = []
+        for group in self.layout.groups:
+            first = self._first_block_kept(group.window_tokens, num_tokens)
+            pages.released[group.index] = first
+            table = pages.tables[group.index]
+            table.extend([NULL_PAGE] * first)
+            for block in range(first, blocks):
+                cached = self._index.page(group.index, pages.hashes[block]) if block < named else None
+                if cached is None:
+                    wanted.append((group.index, block))
+                else:
+                    self._hold(group.index, cached)
+                table.append(NULL_PAGE if cached is None else cached)
+        moves = []
+        for index, block in wanted:
+            got = self._allocator.allocate(index, pages.id)
+            if got is None:
+                return None
+            self._activate(index, got)
+            pages.tables[index][block] = got
+            moves.append(PageMove(index, block, got))
+        return moves
 
     def grow(self, pages: SequencePages, num_tokens: int) -> bool:
         """Make room for the first num_tokens tokens. False: not enough pages; those got so far stay held."""
@@ -120,21 +187,34 @@ class KvManager:
                 table.append(page)
         return True
 
-    def computed(self, pages: SequencePages, tokens: Sequence[int], num_computed: int) -> None:
-        """KV of the first num_computed tokens is written: offer full blocks for reuse, drop what the window passed."""
+    def computed(
+        self, pages: SequencePages, tokens: Sequence[int], num_computed: int, keep_tokens: int | None = None
+    ) -> None:
+        """KV of the first num_computed tokens is written: offer full blocks for reuse, drop what the window passed.
+
+        keep_tokens: keep also what continuing after so many tokens would read, for others to share
+        """
         if self.prefix_cache:
             full = num_computed // self.page_tokens
             self._name_blocks(pages, tokens, full)
             for block in range(pages.num_registered, full):
-                self._register(pages, block)
+                for group, table in enumerate(pages.tables):
+                    if table[block] != NULL_PAGE:
+                        self._index.register(group, table[block], pages.hashes[block], block)
             pages.num_registered = max(pages.num_registered, full)
+        self.trim(pages, num_computed if keep_tokens is None else min(num_computed, keep_tokens))
+
+    def trim(self, pages: SequencePages, num_tokens: int) -> bool:
+        """Drop what the windows have passed after num_tokens tokens. False: there was nothing."""
+        before = list(pages.released)
         for group in self.layout.groups:
-            keep_from = self._first_block_kept(group.window_tokens, num_computed)
+            keep_from = self._first_block_kept(group.window_tokens, num_tokens)
             table = pages.tables[group.index]
             for block in range(pages.released[group.index], min(keep_from, len(table))):
                 self._drop(group.index, table[block])
                 table[block] = NULL_PAGE
             pages.released[group.index] = max(pages.released[group.index], min(keep_from, len(table)))
+        return pages.released != before
 
     def close(self, pages: SequencePages) -> None:
         """Let go of every page. Registered content stays reusable until it is evicted."""
@@ -147,48 +227,11 @@ class KvManager:
         pages.num_registered = 0
         self._allocator.end_sequence(pages.id)
 
-    # ---------------------------------------------------------------- naming and hits
+    def _first_block_kept(self, window: int | None, num_computed: int) -> int:
+        return first_block_kept(window, num_computed, self.page_tokens)
 
     def _name_blocks(self, pages: SequencePages, tokens: Sequence[int], count: int) -> None:
-        size = self.page_tokens
-        for block in range(len(pages.hashes), count):
-            parent = pages.hashes[-1] if pages.hashes else blake2b(pages.salt.encode(), digest_size=16).digest()
-            content = array("q", tokens[block * size : (block + 1) * size]).tobytes()
-            pages.hashes.append(blake2b(parent + content, digest_size=16).digest())
-
-    def _hit_blocks(self, names: Sequence[bytes]) -> int:
-        """The longest prefix, in blocks, that every group can serve."""
-        runs = [self._cached_runs(group, names) for group in range(len(self.layout.groups))]
-        for blocks in range(len(names), 0, -1):
-            if all(self._serves(group, runs[group], blocks) for group in range(len(runs))):
-                return blocks
-        return 0
-
-    def _cached_runs(self, group: int, names: Sequence[bytes]) -> list[int]:
-        """For each block, how many blocks in a row ending there are cached."""
-        runs, run = [], 0
-        for name in names:
-            run = run + 1 if name in self._by_name[group] else 0
-            runs.append(run)
-        return runs
-
-    def _serves(self, group: int, runs: list[int], blocks: int) -> bool:
-        first = self._first_block_kept(self.layout.groups[group].window_tokens, blocks * self.page_tokens)
-        return runs[blocks - 1] >= blocks - first
-
-    def _first_block_kept(self, window: int | None, num_computed: int) -> int:
-        """The first block that the query after num_computed tokens, and all later ones, still read."""
-        if window is None:
-            return 0
-        return max(0, num_computed - window + 1) // self.page_tokens
-
-    def _register(self, pages: SequencePages, block: int) -> None:
-        name = pages.hashes[block]
-        for group, table in enumerate(pages.tables):
-            page = table[block]
-            if page != NULL_PAGE and page not in self._names[group] and name not in self._by_name[group]:
-                self._by_name[group][name] = page
-                self._names[group][page] = (name, block)
+        extend_names(pages.hashes, pages.salt, tokens, count, self.page_tokens)
 
     # ---------------------------------------------------------------- page states
 
@@ -214,7 +257,7 @@ class KvManager:
         del self._refs[group][page]
         large = page // self.layout.groups[group].ratio
         self._active_in_large[group][large] -= 1
-        if page in self._names[group]:
+        if self._index.holds(group, page):
             self._access[group][page] = self._clock
             self._idle_small[group].put(group, page, self._age(group, page))
         else:
@@ -224,7 +267,7 @@ class KvManager:
             self._offer_large(group, large)
 
     def _age(self, group: int, page: int) -> AgeKey:
-        return self._access[group][page], -self._names[group][page][1]
+        return self._access[group][page], -self._index.depth(group, page)
 
     def _offer_large(self, group: int, large: int) -> None:
         """A large page without active pages is evictable as a whole; its age is that of its newest content."""
@@ -250,8 +293,7 @@ class KvManager:
 
     def _forget(self, group: int, page: int) -> None:
         """idle -> free"""
-        name, _ = self._names[group].pop(page)
-        del self._by_name[group][name]
+        self._index.forget(group, page)
         self._access[group].pop(page, None)
         self._allocator.free(group, page)
 
@@ -269,7 +311,7 @@ class KvManager:
         for layout_group in self.layout.groups:
             group = layout_group.index
             free = self._allocator.free_small_pages(group)
-            idle = {page for page in self._names[group] if page not in self._refs[group]}
+            idle = self._index.pages(group) - self._refs[group].keys()
             assert held[group] == self._refs[group], f"{group=}: holders and reference counts differ"
             assert all((group, page) in self._idle_small[group] for page in idle), f"{group=}: idle page not evictable"
             assert len(self._idle_small[group]) == len(idle), f"{group=}: evictable page is not idle"

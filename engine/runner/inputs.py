@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.kv.layout import PageLayout
+from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import Request
-from engine.scheduler.scheduler import ScheduledChunk
 
 Ints = NDArray[np.int32]
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from engine.kv.manager import SequencePages
 from engine.messages import FinishReason, SamplingParams, Usage
+
+if TYPE_CHECKING:
+    from engine.kv.swap import SavedPages
 
 PENDING = -1  # stands for a token that was sampled but has not come to the host yet
 
@@ -26,11 +30,21 @@ class Request:
     num_prompt: int
     sampling: SamplingParams
     seed: int
-    priority: int
+    standing: int  # its priority, or a better one that ageing gave it
     order: int  # arrival
     pages: SequencePages
+    tenant: str = ""
+    weight: float = 1.0
+    group: str = ""
+    adapter: str = ""
+    deadline_mono: float | None = None
     state: RequestState = RequestState.WAITING
-    num_computed: int = 0  # tokens whose KV is in the pages
+    queued: bool = False  # in the waiting queue
+    num_computed: int = 0  # tokens whose KV is in the pages, or will be when what is launched has run
+    num_written: int = 0  # ... of steps that have been read
+    saved: SavedPages | None = None  # what a preempted request's pages held
+    turn: int = -1  # its place among all that were ever admitted
+    rank: tuple[int, float, int] = (0, 0.0, 0)  # smaller is served first and preempted last; see Scheduler
     cached_tokens: int = 0  # of the prompt, at first admission
     preemptions: int = 0
     device_s: float = 0.0
@@ -39,6 +53,7 @@ class Request:
     finish: FinishReason | None = None
     draft_misses: int = 0  # guesses in a row of which nothing was right
     draft_pause: int = 0  # steps to go before the next guess
+    embeds: bool = False  # its last hidden state is wanted, not a token after it
     scratch: dict[str, object] = field(default_factory=dict)  # the sampler's per-request state
 
     @property
@@ -53,7 +68,6 @@ class Request:
     def newest_pending(self) -> bool:
         return self.token_ids[-1] == PENDING
 
-    embeds: bool = False  # its last hidden state is wanted, not a token after it
     @property
     def needs_own_tokens(self) -> bool:
         """Whether choosing its next token takes its earlier ones, or more than the token is wanted."""
@@ -76,9 +90,9 @@ class Request:
         return bool(p.stop_token_ids) and not p.ignore_eos and self.num_output < p.min_tokens
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is served first and preempted last."""
-        return self.priority, self.order
+    def place(self) -> tuple[int, int]:
+        """Among its tenant's waiting: who ran before comes first."""
+        return (0, self.turn) if self.admitted else (1, self.order)
 
     def usage(self) -> Usage:
         return Usage(self.num_prompt, self.cached_tokens, self.num_sampled, self.preemptions, self.device_s)

@@ -1,87 +1,103 @@
 """Continuous batching: which tokens of which requests the next step computes.
 
 A step's token budget is shared by all running decodes and slices of prefills. Decodes are never left out; prefills
-get what the decodes leave, and at least one page, so that neither starves. When pages run out the lowest-ranked
-request gives its pages back and is computed again later (its registered prefix is often still cached).
+get what the decodes leave, and at least one page, so that neither starves. While streams run, a step takes no more
+prompt tokens than end within Knobs.max_step_ms by the pace measured.
+
+When pages run out the lowest-ranked request gives its pages back: to host memory where that is the cheaper by
+estimate, else they are computed again later (a registered prefix is often still cached). Rank is standing first, then
+how many of its tenant's running requests are older, then age. The best-ranked request stays so until it ends and may
+preempt all others, so one always runs.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from engine.errors import ContextTooLong, InvalidParameter
+from engine.errors import InvalidParameter
 from engine.kv.manager import KvManager
 from engine.messages import FinishReason, Knobs, Submit
+from engine.scheduler.chunk import ScheduledChunk
+from engine.scheduler.groups import PromptGroups
+from engine.scheduler.intake import check, check_group, request_of
+from engine.scheduler.pace import StepPace
+from engine.scheduler.places import Places
+from engine.scheduler.queue import WaitingQueue
+from engine.scheduler.ranking import sort_by_rank, who_gives_way
 from engine.scheduler.request import PENDING, Request, RequestState
+from engine.scheduler.shares import shares_of
 from engine.speculative import propose
+
+if TYPE_CHECKING:
+    from engine.kv.swap import HostPages
 
 LONGEST_PAUSE = 64  # steps
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """num_tokens of a request from num_computed on; the last one's logits are sampled if `samples`."""
-
-    request: Request
-    start: int
-    num_tokens: int
-    samples: bool
-    preemptions: int  # the request's count when it was scheduled: if it has grown, these pages are no longer its own
-    draft: tuple[int, ...] = ()  # guessed tokens after its one real token, to be checked
-
-    def tokens(self) -> list[int]:
-        end = self.start + self.num_tokens - len(self.draft)
-        return [*self.request.token_ids[self.start : end], *self.draft]
-
-
 class Scheduler:
-    def __init__(self, kv: KvManager, knobs: Knobs, *, max_context_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        kv: KvManager,
+        knobs: Knobs,
+        *,
+        max_context_tokens: int,
+        vocab_size: int,
+        host: HostPages | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """host: room for preempted requests' pages; None: they are computed again."""
         self.kv = kv
-        self.knobs = knobs
+        self.places = Places(kv, host)
         self.max_context_tokens = max_context_tokens
         self.vocab_size = vocab_size
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
+        self.pace = StepPace()
+        self.chunk_limit: int | None = None  # prompt tokens of one request in a step; set when memory was short
         self.preemptions_total = 0
-        self._waiting: list[tuple[tuple[int, int], Request]] = []
+        self._clock = clock
+        self._waiting = WaitingQueue()
+        self._groups = PromptGroups()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._blocked: Request | None = None  # the queue's head, if the last step had no room for it
         self._arrivals = 0
+        self._turns = 0
+        self._ranked = True
+        self.knobs = knobs
+        self.set_knobs(knobs)
 
     @property
     def num_waiting(self) -> int:
         return len(self.requests) - len(self.running)
 
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Takes effect with the next step; those that run go on."""
+        self.knobs = knobs
+        self.kv.prefix_cache = knobs.prefix_cache
+        self.kv.idle_limit = None if knobs.cache_share >= 1.0 else int(knobs.cache_share * self.kv.num_pages)
+
     # ---------------------------------------------------------------- requests come and go
 
     def add(self, submit: Submit, *, seed: int) -> Request:
-        """Queue a request. Raises: ContextTooLong or InvalidParameter if it could never run."""
-        prompt = submit.prompt_token_ids
+        """Queue a request. Raises: ContextTooLong, InvalidParameter or DeadlineExceeded if it could never run."""
         if submit.request_id in self.requests:
             raise InvalidParameter(f"A request with id {submit.request_id} is already here.", "Use a fresh id.")
-        if not prompt:
-            raise InvalidParameter("The prompt has no tokens.", "Send at least one token.", param="prompt")
-        stranger = next((token for token in (min(prompt), max(prompt)) if not 0 <= token < self.vocab_size), None)
-        if stranger is not None:
-            raise InvalidParameter(
-                f"Token ids must lie in 0..{self.vocab_size - 1}; the prompt has {stranger}.",
-                "Tokenise with this model's own tokenizer.",
-                param="prompt",
-            )
-        if len(prompt) >= self.max_context_tokens:
-            raise ContextTooLong(
-                f"The prompt has {len(prompt):,} tokens; this model's place here holds {self.max_context_tokens:,} "
-                "with at least one for the answer.",
-                "Shorten the prompt.",
-                param="messages",
-            )
+        check(submit, vocab_size=self.vocab_size, max_context_tokens=self.max_context_tokens)
+        member = self._groups.first(submit.prompt_group)
+        if member is not None:
+            check_group(submit, member)
+        now = self._clock()
         pages = self.kv.open(submit.request_id, submit.cache_salt)
-        request = Request(
-            submit.request_id, list(prompt), len(prompt), submit.sampling, seed, submit.priority, self._arrivals, pages
-        )
+        request = request_of(submit, seed, self._arrivals, pages, now)
         self._arrivals += 1
         self.requests[request.id] = request
-        heapq.heappush(self._waiting, (request.rank, request))
+        if request.deadline_mono is not None:
+            heapq.heappush(self._deadlines, (request.deadline_mono, request.order, request))
+        self._groups.join(request, (request.num_prompt - 1) // self.kv.page_tokens * self.kv.page_tokens)
+        self._waiting.push(request, now)
         return request
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -90,17 +106,34 @@ class Scheduler:
             raise AssertionError(f"request {request.id} finished twice: {request.finish}, then {reason}")
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
-        self.kv.close(request.pages)
+            self._ranked = False
+        self._waiting.remove(request)
+        self.places.end(request)
         request.state = RequestState.FINISHED
         request.finish = reason
         del self.requests[request.id]
+        self._groups.leave(request)
+        self._let_go(request)
+
+    def take_expired(self) -> list[Request]:
+        """Requests whose time is up; the caller ends them. Mutates: each is named once."""
+        now = self._clock()
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.state is not RequestState.FINISHED:
+                expired.append(request)
+        return expired
 
     # ---------------------------------------------------------------- a step
 
     def schedule(self) -> list[ScheduledChunk]:
         """Choose the next step's chunks, with pages for every token in them. Mutates: running, waiting, pages."""
         self.kv.tick()
-        self.running.sort(key=lambda request: request.rank)
+        now = self._clock()
+        self._make_way(now)
+        self._rank_running()
+        preempted = self.preemptions_total
         chunks: list[ScheduledChunk] = []
         spare = self.knobs.token_budget - len(self.running)  # what guesses may take
         # By rank; whoever is left may be preempted for a better one. A dict, since most leave it at once.
@@ -116,19 +149,22 @@ class Scheduler:
                 decode = self._decode(request, spare)
                 spare -= len(decode.draft)
                 chunks.append(decode)
-        budget = max(self.knobs.token_budget - sum(chunk.num_tokens for chunk in chunks), self.kv.page_tokens)
-        for request in list(unscheduled):
-            if budget <= 0:
-                return chunks
+        budget = self._prompt_budget(chunks)
+        head = self._waiting.head(now) if len(self.running) < self.knobs.max_running else None
+        given = shares_of(list(unscheduled), head, budget, self.knobs.prefill_chunk, self.kv.page_tokens)
+        for request, tokens in given:
             if request.state is not RequestState.RUNNING:
                 continue  # preempted for a higher-ranked one
-            chunk = self._prefill(request, budget, unscheduled)
+            if tokens < 1:
+                continue
+            chunk = self._prefill(request, tokens, unscheduled)
             if chunk is None:
                 return chunks  # out of pages: nothing younger may take what this one waits for
             del unscheduled[request]
             chunks.append(chunk)
             budget -= chunk.num_tokens
-        self._admit(chunks, budget)
+        if self.preemptions_total == preempted:
+            self._admit(chunks, budget, now)
         return chunks
 
     def launched(self, chunk: ScheduledChunk) -> None:
@@ -150,42 +186,93 @@ class Scheduler:
             self._note_guess(request, len(tokens) - 1)
         elif tokens:
             request.token_ids[end] = tokens[0]
+        self._waiting.charge(request, len(tokens))
         if chunk.preemptions == request.preemptions:
-            self.kv.computed(request.pages, request.token_ids, end)
+            request.num_written = end
+            group = self._groups.of(request)
+            keep = group.shared_tokens if group is not None and group.awaited else None
+            self.kv.computed(request.pages, request.token_ids, end, keep)
+            self._let_go(request)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages and states agree. Slow: for tests."""
         waiting = [request for request in self.requests.values() if request.state is RequestState.WAITING]
-        queued = {id(request) for _, request in self._waiting}
-        assert all(id(request) in queued for request in waiting), "a waiting request is not queued"
+        queued = {id(request) for request in self._waiting}
+        assert len(queued) + self._groups.num_held == len(waiting), "a waiting request is in no queue, or in two"
+        assert all(request.queued == (id(request) in queued) for request in self.requests.values()), "queued in name"
         assert all(not any(request.pages.tables) for request in waiting), "a waiting request holds pages"
         assert len(self.running) + len(waiting) == len(self.requests), "a request is in no state"
+        assert all(request.saved is None for request in self.running), "a running request has pages in host memory"
         self.kv.check_integrity(request.pages for request in self.running)
+        if self.places.host is not None:
+            self.places.host.check_integrity([r.saved for r in waiting if r.saved is not None])
 
-    def _admit(self, chunks: list[ScheduledChunk], budget: int) -> None:
-        while budget > 0 and len(self.running) < self.knobs.max_running:
-            request = self._next_waiting()
+    # ---------------------------------------------------------------- prompts and admission
+
+    def _prompt_budget(self, decodes: Sequence[ScheduledChunk]) -> int:
+        budget = self.knobs.token_budget - sum(chunk.num_tokens for chunk in decodes)
+        if decodes and self.knobs.max_step_ms:
+            within = self.pace.prompt_tokens_within(self.knobs.max_step_ms / 1000)
+            budget = budget if within is None else min(budget, within)
+        return max(budget, self.kv.page_tokens)
+
+    def _admit(self, chunks: list[ScheduledChunk], budget: int, now: float) -> None:
+        while budget > 0:
+            request = self._waiting.head(now)
             if request is None or request.newest_pending:
                 return  # a preempted one's newest token must come to the host before it is computed again
-            request.num_computed = self.kv.take_prefix(request.pages, request.token_ids)
-            chunk = self._prefill(request, budget, {})
-            if chunk is None:
-                self.kv.close(request.pages)
-                request.num_computed = 0
+            if len(self.running) >= self.knobs.max_running:
+                self._blocked = request
+                return
+            group = self._groups.of(request)
+            if group is not None and not request.admitted and group.donor is None and group.leading:
+                self._waiting.withdraw(request)
+                group.held.append(request)
+                continue
+            moves = self.places.enter(request, group)
+            chunk = self._prefill(request, budget, {}) if moves is not None else None
+            if chunk is None or moves is None:
+                self.places.leave(request)
+                self._blocked = request
                 return  # first in the queue stays first
-            heapq.heappop(self._waiting)
+            self.places.fill(request, moves)
+            self._waiting.take(request, now)
             if not request.admitted:
                 request.admitted = True
+                request.turn = self._turns
+                self._turns += 1
                 request.cached_tokens = min(request.num_computed, request.num_prompt)
+                self._waiting.charge(request, request.num_uncomputed)
             request.state = RequestState.RUNNING
             self.running.append(request)
+            self._ranked = False
             chunks.append(chunk)
             budget -= chunk.num_tokens
 
-    def _next_waiting(self) -> Request | None:
-        while self._waiting and self._waiting[0][1].state is not RequestState.WAITING:
-            heapq.heappop(self._waiting)  # aborted while it waited
-        return self._waiting[0][1] if self._waiting else None
+    def _let_go(self, request: Request) -> None:
+        """Members of its group that waited for its prompt go on, if there is no more to wait for."""
+        if request.group:
+            now = self._clock()
+            for member in self._groups.let_go(request):
+                self._waiting.push(member, now)
+
+    def _prefill(self, request: Request, budget: int, unscheduled: dict[Request, None]) -> ScheduledChunk | None:
+        num_tokens = min(request.num_uncomputed, self.knobs.prefill_chunk, budget)
+        if self.chunk_limit is not None:
+            num_tokens = min(num_tokens, self.chunk_limit)
+        while not self._make_room(request, request.num_computed + num_tokens, unscheduled):
+            if num_tokens <= self.kv.page_tokens:
+                return None
+            # A window's layers hold the whole chunk beside the window: a smaller one may still fit.
+            num_tokens = max(self.kv.page_tokens, num_tokens // 2)
+        return self._chunk(request, num_tokens)
+
+    def _chunk(self, request: Request, num_tokens: int) -> ScheduledChunk:
+        end = request.num_computed + num_tokens
+        samples = end == len(request.token_ids)
+        return ScheduledChunk(request, request.num_computed, num_tokens, samples, request.preemptions)
+
+    # ---------------------------------------------------------------- decodes
 
     def _decode(self, request: Request, spare: int) -> ScheduledChunk:
         """The request's one token, and guesses after it if there are any to check."""
@@ -211,33 +298,6 @@ class Scheduler:
         request.draft_misses = 0 if right else request.draft_misses + 1
         request.draft_pause = 0 if right else min(LONGEST_PAUSE, 2**request.draft_misses)
 
-    def _prefill(self, request: Request, budget: int, unscheduled: dict[Request, None]) -> ScheduledChunk | None:
-        num_tokens = min(request.num_uncomputed, self.knobs.prefill_chunk, budget)
-        while not self._make_room(request, request.num_computed + num_tokens, unscheduled):
-            if num_tokens <= self.kv.page_tokens:
-                return None
-            # A window's layers hold the whole chunk beside the window: a smaller one may still fit.
-            num_tokens = max(self.kv.page_tokens, num_tokens // 2)
-        return self._chunk(request, num_tokens)
-
-    def _make_room(self, request: Request, num_tokens: int, unscheduled: dict[Request, None]) -> bool:
-        """Pages for the first num_tokens tokens, preempting lower-ranked requests that have no chunk in this step.
-
-        False: it keeps the pages it has and waits. The best-ranked request can preempt all others, so one always runs.
-        """
-        while not self.kv.grow(request.pages, num_tokens):
-            last = next(reversed(unscheduled), None)
-            if last is None or last.rank <= request.rank:
-                return False
-            del unscheduled[last]
-            self._preempt(last)
-        return True
-
-    def _chunk(self, request: Request, num_tokens: int) -> ScheduledChunk:
-        end = request.num_computed + num_tokens
-        samples = end == len(request.token_ids)
-        return ScheduledChunk(request, request.num_computed, num_tokens, samples, request.preemptions)
-
     def _ends_by_length(self, request: Request) -> bool:
         """Its last token is sampled but not read yet: another step would be for nothing."""
         if not request.newest_pending:
@@ -245,12 +305,45 @@ class Scheduler:
         full = len(request.token_ids) >= self.max_context_tokens
         return full or request.num_output >= request.sampling.max_tokens
 
+    # ---------------------------------------------------------------- rank and preemption
+
+    def _rank_running(self) -> None:
+        """Best first. Mutates: running, the rank of each."""
+        if not self._ranked:
+            sort_by_rank(self.running)
+            self._ranked = True
+
+    def _make_room(self, request: Request, num_tokens: int, unscheduled: dict[Request, None]) -> bool:
+        """Pages for the first num_tokens tokens, preempting lower-ranked requests that have no chunk in this step.
+
+        False: it keeps the pages it has and waits.
+        """
+        while not self.kv.grow(request.pages, num_tokens):
+            last = next(reversed(unscheduled), None)
+            if last is not None and last.rank > request.rank:
+                del unscheduled[last]
+                self._preempt(last)
+            elif not (request.group and self.kv.trim(request.pages, request.num_written)):
+                return False  # not even by giving up what others of its group might have shared
+        return True
+
+    def _make_way(self, now: float) -> None:
+        """Preempt one for the queue's head if the last step had no room for it and somebody must give way to it."""
+        head, self._blocked = self._blocked, None
+        if head is None or head is not self._waiting.head(now):
+            return
+        self._rank_running()
+        victim = who_gives_way(self.running, head)
+        if victim is not None:
+            self._preempt(victim)
+
     def _preempt(self, request: Request) -> None:
-        """running -> waiting; what was sampled so far stays, its KV is computed again."""
+        """running -> waiting; what was sampled so far stays, its KV is kept in host memory or computed again."""
         self.running.remove(request)
-        self.kv.close(request.pages)
+        self._ranked = False
+        self.places.give_way(request, self.pace)
         request.state = RequestState.WAITING
-        request.num_computed = 0
         request.preemptions += 1
         self.preemptions_total += 1
-        heapq.heappush(self._waiting, (request.rank, request))
+        self._waiting.push(request, self._clock())
+        self._let_go(request)
