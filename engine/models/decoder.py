@@ -106,6 +106,11 @@ class Decoder:
             logits = logits * self.logit_scale
         return torch.tanh(logits / self.logit_softcap) * self.logit_softcap if self.logit_softcap else logits
 
+    def _stream(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """The new tokens through all layers, as _through_layers gives them."""
+        embedded = self.embed(batch.token_ids, self.dtype)
+        return self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
+
     def _through_layers(self, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Shapes: residual [T, hidden] -> what the last layer adds, and what it adds it to, both [T, hidden]"""
         ops, eps, scale = self.ops, self.spec.norm_eps, self.residual_scale
@@ -120,11 +125,6 @@ class Decoder:
                 x = x * scale
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp(x)
-    def _stream(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """The new tokens through all layers, as _through_layers gives them."""
-        embedded = self.embed(batch.token_ids, self.dtype)
-        return self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
-
             if layer.mlp_post_norm is not None:
                 x = ops.rms_norm(x, layer.mlp_post_norm, eps)
             if scale != 1.0:
