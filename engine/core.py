@@ -223,11 +223,11 @@ class EngineCore:
                 continue  # it ended while this step ran: the step's last token is nobody's
             request.device_s += share_s * chunk.num_tokens
             self._count_prompt(chunk)
+            result = sampled.get(request.id)
             if result is not None and result.embedding is not None:
                 delta = self._finish(request, FinishReason.STOP)
                 self._pending.append(msgspec.structs.replace(delta, embedding=result.embedding))
                 continue
-            result = sampled.get(request.id)
             if result is not None and result.token_id is None:
                 fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")
                 self._pending.append(self._finish(request, FinishReason.ERROR, error_info(fault)))
