@@ -61,12 +61,16 @@ class ChoiceDone:
     stop: str | None = None
 
 
+ChoiceEvent = TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone
+
+
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     prompt_tokens: int  # each prompt counted once
     completion_tokens: int  # over all choices
     cached_tokens: int = 0  # of prompt_tokens, those that came from the prefix cache
     device_s: float = 0.0
+    reasoning_tokens: int = 0  # of completion_tokens, those before the answer of a model that thinks
 
     @property
     def total_tokens(self) -> int:
@@ -83,4 +87,4 @@ class Failed:
     error: BayardError
 
 
-Event = TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone | Finished | Failed
+Event = ChoiceEvent | Finished | Failed

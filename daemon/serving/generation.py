@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from daemon.serving.choice import ChoiceDecoder
-from daemon.serving.events import ChoiceDone, Event, Failed, Finished, TextDelta, TokenUsage
+from daemon.serving.events import ChoiceEvent, Event, Failed, Finished, TextDelta, TokenUsage
 from daemon.serving.live import LiveRequest, RequestState
 from daemon.serving.merge import closing_stream, merge
-from engine.errors import BayardError, Cancelled, WorkerError, WorkerLost, error_of
+from engine.errors import BayardError, Cancelled, RequestError, WorkerError, WorkerLost, error_of
 from engine.messages import FinishReason, SamplingParams, Submit, TokenDelta
+from engine.text import OutputParser
 
 if TYPE_CHECKING:
     from daemon.router import Replica
@@ -28,6 +29,23 @@ class ChoicePlan:
     token_ids: list[int]
     sampling: SamplingParams | None
     echo: str = ""
+    parser: OutputParser | None = None
+    group: str = ""  # choices of one group have the same prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for all choices of one request. deadline_mono: by when it must have ended."""
+
+    stops: tuple[str, ...] = ()
+    continuing: bool = False
+    one_call: bool = False
+    tenant: str = ""
+    priority: int = 0
+    weight: float = 1.0
+    adapter: str = ""
+    deadline_mono: float | None = None
+    constraint_param: str | None = None  # the field that asked for a grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +65,7 @@ class Generation:
         live: LiveRequest,
         replica: Replica,
         plans: list[ChoicePlan],
-        *,
-        stops: tuple[str, ...],
-        continuing: bool,
-        priority: int,
-        cache_salt: str,
+        terms: Terms,
         on_end: Callable[[Generation, Ending], None],
     ) -> None:
         self.live = live
@@ -59,8 +73,7 @@ class Generation:
         self.model = live.model
         self._replica = replica
         self._plans = plans
-        self._priority = priority
-        self._cache_salt = cache_salt
+        self._terms = terms
         self._on_end = on_end
         self._ended = False
         self._events: AsyncGenerator[Event, None] | None = None
@@ -70,9 +83,11 @@ class Generation:
             ChoiceDecoder(
                 index,
                 replica.text,
-                stops,
+                terms.stops,
                 logprobs=plan.sampling is not None and plan.sampling.top_logprobs is not None,
-                continuing=continuing,
+                continuing=terms.continuing,
+                parser=plan.parser,
+                one_call=terms.one_call,
             )
             for index, plan in enumerate(plans)
         ]
@@ -111,8 +126,7 @@ class Generation:
                 if plan.echo:
                     yield TextDelta(index, plan.echo)
                 if plan.sampling is None:
-                    self._decoders[index].done = True
-                    yield ChoiceDone(index, "length")
+                    yield self._decoders[index].end_empty()
             async with aclosing(self._deltas()) as deltas:
                 async for index, delta in deltas:
                     decoder = self._decoders[index]
@@ -120,20 +134,15 @@ class Generation:
                         self._note_usage(index, delta)
                     if decoder.done:
                         continue  # after a stop string only the engine's own end is waited for
-                    text, stopped = self._feed(decoder, delta)
-                    if text is not None:
-                        yield text
-                    if stopped:
-                        decoder.done = True
-                        yield ChoiceDone(index, "stop")
+                    for event in self._feed(decoder, delta):
+                        yield event
+                    if decoder.done:
                         if delta.finish is None:
                             await self._replica.client.abort(self._engine_id(index))
                     elif delta.finish is not None:
-                        reason = finish_reason(delta, asked=self.live.cancelled)
-                        if (rest := decoder.flush()) is not None:
-                            yield rest
-                        decoder.done = True
-                        yield ChoiceDone(index, reason)
+                        reason = self._finish_reason(delta)
+                        for event in decoder.finish(reason):
+                            yield event
         except BayardError as error:
             self._end(error.code, error)
             yield Failed(error)
@@ -142,9 +151,18 @@ class Generation:
         self._end(reason)
         yield Finished(usage)
 
-    def _feed(self, decoder: ChoiceDecoder, delta: TokenDelta) -> tuple[TextDelta | None, bool]:
+    def _finish_reason(self, delta: TokenDelta) -> str:
+        """Raises: BayardError where it did not end well"""
+        try:
+            return finish_reason(delta, asked=self.live.cancelled)
+        except RequestError as error:
+            if error.param is None and self.live.output_tokens == 0:  # the worker could not compile the grammar
+                error.param = self._terms.constraint_param
+            raise
+
+    def _feed(self, decoder: ChoiceDecoder, delta: TokenDelta) -> list[ChoiceEvent]:
         if not delta.token_ids:
-            return None, False
+            return []
         now = time.monotonic()
         if self.live.first_token_mono is None:
             self.live.first_token_mono = now
@@ -168,7 +186,20 @@ class Generation:
     def _submit(self, index: int) -> Submit:
         plan = self._plans[index]
         assert plan.sampling is not None
-        return Submit(self._engine_id(index), plan.token_ids, plan.sampling, self._priority, self._cache_salt)
+        terms = self._terms
+        left_s = None if terms.deadline_mono is None else max(0.0, terms.deadline_mono - time.monotonic())
+        return Submit(
+            self._engine_id(index),
+            plan.token_ids,
+            plan.sampling,
+            terms.priority,
+            cache_salt=f"{terms.tenant}/{terms.adapter}" if terms.adapter else terms.tenant,
+            tenant=terms.tenant,
+            weight=terms.weight,
+            deadline_s=left_s,
+            prompt_group=plan.group,
+            adapter=terms.adapter,
+        )
 
     def _engine_id(self, index: int) -> str:
         return f"{self.live.id}.{index}"
@@ -187,6 +218,7 @@ class Generation:
             completion_tokens=sum(decoder.num_tokens for decoder in self._decoders),
             cached_tokens=sum(cached.values()),
             device_s=self._device_s,
+            reasoning_tokens=sum(decoder.reasoning_tokens for decoder in self._decoders),
         )
 
     def _end(self, outcome: str, error: BayardError | None = None) -> None:

@@ -30,6 +30,15 @@ class Asked(Protocol):
     def stream(self) -> bool: ...
 
 
+class AskedFor(Protocol):
+    """What is looked at of a request: one for text, or for embeddings."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def stream(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class LiveRequest:
     """Mutable. Owner: the Generation's path."""

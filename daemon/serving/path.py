@@ -6,14 +6,16 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import structlog
 
-from daemon.serving.generation import ChoicePlan, Ending, Generation
+from daemon.serving.generation import ChoicePlan, Ending, Generation, Terms
 from daemon.serving.live import LiveRequest, LiveRequests, RequestState
+from daemon.serving.output import choice_parser
 from daemon.serving.prepare import PreparedPrompt, is_quick, prepare_prompts, resolve_sampling
 from daemon.serving.recent import EndedRequest, RecentRequests
 from daemon.serving.request import Endpoint, GenerationRequest
@@ -22,7 +24,7 @@ from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
 from daemon.tenants.service import TenantService
 from daemon.tenants.usage import UsageSum
-from engine.errors import BayardError, Cancelled, InvalidParameter
+from engine.errors import BayardError, Cancelled, DeadlineExceeded, InvalidParameter
 
 if TYPE_CHECKING:
     from daemon.router import Replica, Router
@@ -60,10 +62,10 @@ class ServingPath:
         live = self.live.add(_new_id(request), request, principal, origin, _canceller(task))
         ticket: Ticket | None = None
         try:
-            if request.n > self._max_choices:
-                raise InvalidParameter(f"n is {request.n}; at most {self._max_choices} is served here.", param="n")
-            self._router.replica_for(request.model)
-            ticket = await self._tenants.admission.enter(principal, request.model, request.num_choices)
+            self._check_choices(request)
+            _check_generates(self._router.replica_for(request.model))
+            async with _until_deadline(request, live):
+                ticket = await self._tenants.admission.enter(principal, request.model, request.num_choices)
             live.state = RequestState.PREPARING
             replica = self._router.replica_for(request.model)
             prompts = await self._prepare(request, replica)
@@ -77,6 +79,12 @@ class ServingPath:
         live.cancel = generation.cancel
         live.state = RequestState.WAITING
         return generation
+
+    def _check_choices(self, request: GenerationRequest) -> None:
+        """Raises: InvalidParameter"""
+        for name, asked in (("n", request.n), ("best_of", request.candidates)):
+            if asked > self._max_choices:
+                raise InvalidParameter(f"{name} is {asked}; at most {self._max_choices} is served here.", param=name)
 
     async def _prepare(self, request: GenerationRequest, replica: Replica) -> list[PreparedPrompt]:
         """Raises: InvalidParameter, ContextTooLong"""
@@ -95,16 +103,24 @@ class ServingPath:
         prompts: list[PreparedPrompt],
         ticket: Ticket,
     ) -> Generation:
-        plans = _plan_choices(request, principal, replica, prompts)
-        plans = reserve_tokens(ticket, plans, named_maximum=request.sampling.max_tokens is not None)
+        plans = _plan_choices(request, principal, replica, prompts, live.id)
+        named_maximum = request.sampling.max_tokens is not None and not request.clamp_max_tokens
+        plans = reserve_tokens(ticket, plans, named_maximum=named_maximum)
+        terms = Terms(
+            stops=request.stops,
+            continuing=request.endpoint is Endpoint.COMPLETION,
+            one_call=request.tools is not None and not request.tools.parallel,
+            tenant=principal.tenant_id,
+            priority=principal.priority,
+            adapter=replica.adapter,
+            deadline_mono=None if request.deadline_s is None else live.started_mono + request.deadline_s,
+            constraint_param=_constraint_param(request),
+        )
         generation = Generation(
             live,
             replica,
             plans,
-            stops=request.stops,
-            continuing=request.endpoint is Endpoint.COMPLETION,
-            priority=principal.priority,
-            cache_salt=principal.tenant_id,
+            terms,
             on_end=lambda ended, ending: self._settle(ended, ending, principal, ticket),
         )
         live.worker = replica.worker
@@ -182,15 +198,54 @@ def _canceller(task: asyncio.Task[object]) -> Callable[[], Awaitable[None]]:
     return cancel
 
 
+def _check_generates(replica: Replica) -> None:
+    """Raises: InvalidParameter"""
+    if not replica.generates:
+        raise InvalidParameter(
+            f"The model {replica.model} makes embeddings; it writes no text.",
+            "Send it to /v1/embeddings, or ask for a model that generates.",
+            param="model",
+        )
+
+
+@asynccontextmanager
+async def _until_deadline(request: GenerationRequest, live: LiveRequest) -> AsyncGenerator[None, None]:
+    """Raises: DeadlineExceeded when the request's time is over while it waits."""
+    try:
+        async with asyncio.timeout(None if request.deadline_s is None else max(0.0, request.deadline_s - live.age_s)):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"The request waited for {live.age_s:.1f} s; its deadline was {request.deadline_s:.1f} s.",
+            "Allow more time, or try again when less is going on.",
+        ) from None
+
+
 def _plan_choices(
-    request: GenerationRequest, principal: Principal, replica: Replica, prompts: list[PreparedPrompt]
+    request: GenerationRequest, principal: Principal, replica: Replica, prompts: list[PreparedPrompt], request_id: str
 ) -> list[ChoicePlan]:
     plans: list[ChoicePlan] = []
     for at, prompt in enumerate(prompts):
-        for choice in range(request.n):
+        for choice in range(request.candidates):
             sampling = resolve_sampling(
-                request, len(prompt.token_ids), replica.max_context_tokens, principal.limits, replica.text, choice
+                request, prompt, replica.max_context_tokens, principal.limits, replica.text, choice
             )
             nothing = request.sampling.max_tokens == 0
-            plans.append(ChoicePlan(at, prompt.token_ids, None if nothing else sampling, prompt.echo))
+            plans.append(
+                ChoicePlan(
+                    at,
+                    prompt.token_ids,
+                    None if nothing else sampling,
+                    prompt.echo,
+                    choice_parser(request, replica.text, prompt.token_ids),
+                    f"{request_id}.p{at}" if request.candidates > 1 else "",
+                )
+            )
     return plans
+
+
+def _constraint_param(request: GenerationRequest) -> str | None:
+    """The field to blame for a grammar that the worker cannot compile."""
+    if request.constraint is not None:
+        return request.constraint.param
+    return "tools" if request.tools is not None and request.tools.bound else None

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+from daemon.serving.chat_prompt import render_prompt
+from daemon.serving.output import choice_grammar
 from daemon.serving.request import ChatPrompt, GenerationRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from daemon.tenants.limits import TenantLimits
 from engine.errors import ContextTooLong, InvalidParameter
-from engine.messages import SamplingParams
+from engine.messages import Grammar, SamplingParams
 
 if TYPE_CHECKING:
     from engine.text import TextPipeline
@@ -23,10 +25,11 @@ _SLOW: WeakSet[TextPipeline] = WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """token_ids to submit; echo is the prompt as text where the client wants it back."""
+    """token_ids to submit; echo is the prompt as text where the client wants it back; grammar binds each choice."""
 
     token_ids: list[int]
     echo: str = ""
+    grammar: Grammar | None = None
 
 
 def prepare_prompts(request: GenerationRequest, text: TextPipeline, max_context_tokens: int) -> list[PreparedPrompt]:
@@ -58,7 +61,7 @@ def _is_small(request: GenerationRequest) -> bool:
 
 def resolve_sampling(
     request: GenerationRequest,
-    prompt_tokens: int,
+    prompt: PreparedPrompt,
     max_context_tokens: int,
     limits: TenantLimits,
     text: TextPipeline,
@@ -69,7 +72,7 @@ def resolve_sampling(
     Raises: ContextTooLong, InvalidParameter
     """
     asked = request.sampling
-    max_tokens = _max_tokens(request, prompt_tokens, max_context_tokens, limits)
+    max_tokens = _max_tokens(request, len(prompt.token_ids), max_context_tokens, limits)
     _check_vocabulary(asked, text.vocab_size)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -80,12 +83,13 @@ def resolve_sampling(
         repetition_penalty=asked.repetition_penalty,
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
-        seed=None if asked.seed is None else _shifted(asked.seed, choice % request.n),
+        seed=None if asked.seed is None else _shifted(asked.seed, choice),
         stop_token_ids=tuple(text.stop_token_ids),
         ignore_eos=asked.ignore_eos,
         min_tokens=min(asked.min_tokens, max_tokens),
         top_logprobs=asked.top_logprobs,
         logit_bias=asked.logit_bias,
+        grammar=prompt.grammar,
     )
 
 
@@ -96,8 +100,8 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, context: int, li
     if room < 1:
         raise _too_long(request, f"{prompt_tokens:,}", context)
     asked, most = request.sampling.max_tokens, limits.max_output_tokens
-    if asked is None:
-        return room if most is None else min(room, most)
+    if asked is None or request.clamp_max_tokens:
+        return min(room if asked is None else max(1, asked), room, room if most is None else most)
     if most is not None and asked > most:
         raise InvalidParameter(
             f"{asked:,} output tokens were asked for; this tenant may have {most:,}.",
@@ -153,7 +157,8 @@ def _check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
 
 def _prepare(prompt: Prompt, request: GenerationRequest, text: TextPipeline) -> PreparedPrompt:
     if isinstance(prompt, ChatPrompt):
-        return PreparedPrompt(text.render_chat(list(prompt.messages), **request.template_kwargs))
+        token_ids = render_prompt(prompt, request, text)
+        return PreparedPrompt(token_ids, grammar=choice_grammar(request, text, token_ids))
     if isinstance(prompt, TextPrompt):
         token_ids = text.encode(prompt.text, special=True, add_bos=True)
         if not token_ids:

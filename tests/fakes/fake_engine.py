@@ -17,6 +17,8 @@ class FakeEngine:
     """reply is written byte by byte; then STOP. hold stops every stream before its first token until it is set."""
 
     reply: str = "Hello there, Paris!"
+    replies: dict[int, str] = field(default_factory=dict)  # by number of the choice, instead of reply
+    logprob_of: dict[str, float] = field(default_factory=dict)  # of every token of a reply; else -0.25
     burst: int = 1  # tokens a delta
     token_s: float = 0.0
     fail_after: int | None = None  # tokens, then an error
@@ -80,7 +82,9 @@ class FakeEngine:
         if self.hold is not None:
             await first_of(self.hold, stopping)
         sampling = submit.sampling
-        tokens = [*self.reply.encode(), EOS]
+        reply = self.replies.get(int(submit.request_id.rpartition(".")[2]), self.reply)
+        logprob = self.logprob_of.get(reply, -0.25)
+        tokens = [*reply.encode(), EOS]
         written = 0
         while True:
             await asyncio.sleep(self.token_s)
@@ -104,7 +108,7 @@ class FakeEngine:
             logprobs = None
             if sampling.top_logprobs is not None:
                 logprobs = [
-                    TokenLogprob(i, -0.25, [(i - k, -0.25 - k) for k in range(sampling.top_logprobs)]) for i in ids
+                    TokenLogprob(i, logprob, [(i - k, logprob - k) for k in range(sampling.top_logprobs)]) for i in ids
                 ]
             if finish is not None:
                 yield self._last(submit, written, finish, ids, logprobs)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from engine.text import ReasoningSplitter
+from engine.text.tools import ToolFormat
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -17,6 +21,19 @@ class ByteText:
     vocab_size = VOCAB_SIZE
     strips_leading_space = False
     has_chat_template = True
+
+    def __init__(self, *, tool_format: ToolFormat | None = ToolFormat.HERMES, thinks: bool = False) -> None:
+        self.tool_format = tool_format
+        self.thinking_marks = ("<think>", "</think>") if thinks else None
+
+    def reasoning_splitter(self, prompt_ids: Sequence[int]) -> ReasoningSplitter | None:
+        return ReasoningSplitter() if self.thinking_marks else None
+
+    def prompt_end(self, prompt_ids: Sequence[int]) -> str:
+        return self.decode(prompt_ids[-64:]).rstrip()
+
+    def special_id(self, text: str) -> int | None:
+        return None
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         return list(text.encode())
@@ -34,8 +51,9 @@ class ByteText:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
-        text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
-        return self.encode(text + "<assistant>")
+        text = f"<tools>{json.dumps(list(tools))}\n" if tools else ""
+        text += "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+        return self.encode(text + "<assistant>" if add_generation_prompt else text)
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < EOS else b""

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.api.openai.reply import SYSTEM_FINGERPRINT, Collected, chat_logprobs, encode, usage_chunk, usage_object
-from daemon.serving.events import ChoiceDone, TextDelta, TokenUsage
+from daemon.api.openai.reply import (
+    SYSTEM_FINGERPRINT,
+    Collected,
+    CollectedChoice,
+    chat_logprobs,
+    encode,
+    usage_chunk,
+    usage_object,
+)
+from daemon.serving.events import ChoiceDone, ChoiceEvent, ReasoningDelta, TextDelta, TokenUsage, ToolCallDelta
 
 
 class ChatObject(Collected):
@@ -20,11 +28,11 @@ class ChatObject(Collected):
         choices: list[dict[str, Any]] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
-                "logprobs": chat_logprobs(tuple(self.entries[index])) if self._logprobs else None,
-                "finish_reason": self.reasons[index],
+                "message": _message(choice),
+                "logprobs": chat_logprobs(tuple(choice.entries)) if self._logprobs else None,
+                "finish_reason": choice.reason,
             }
-            for index, texts in enumerate(self.texts)
+            for index, choice in enumerate(self.choices)
         ]
         tail = {
             "choices": choices,
@@ -33,6 +41,23 @@ class ChatObject(Collected):
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         return encode(self._head | tail)
+
+
+def _message(choice: CollectedChoice) -> dict[str, Any]:
+    text = choice.text
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if choice.calls and not text else text,
+        "refusal": None,
+    }
+    if choice.reasoning:
+        message["reasoning_content"] = "".join(choice.reasoning)
+    if choice.calls:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    return message
 
 
 class ChatChunks:
@@ -54,24 +79,28 @@ class ChatChunks:
         self._include_usage = include_usage
         self._logprobs = logprobs
         self._begun = [False] * num_choices
-        self._before_text = [
-            self._head + b',"choices":[{"index":%d,"delta":{"content":' % index for index in range(num_choices)
-        ]
-        self._after_text = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._before = [self._head + b',"choices":[{"index":%d,"delta":' % index for index in range(num_choices)]
+        self._after = b',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def text(self, delta: TextDelta) -> bytes:
-        first = b"" if self._begun[delta.index] else self._first(delta.index)
-        if not self._logprobs:
-            return first + self._before_text[delta.index] + encode(delta.text) + self._after_text
-        logprobs = encode(chat_logprobs(delta.logprobs or ()))
-        middle = b'},"logprobs":' + logprobs + b',"finish_reason":null}]'
-        return first + self._before_text[delta.index] + encode(delta.text) + middle + self._tail
-
-    def done(self, choice: ChoiceDone) -> bytes:
-        first = b"" if self._begun[choice.index] else self._first(choice.index)
-        reason = encode(choice.reason)
-        body = b',"choices":[{"index":%d,"delta":{},"logprobs":null,"finish_reason":%s}]' % (choice.index, reason)
-        return first + self._head + body + self._tail
+    def chunk(self, event: ChoiceEvent) -> bytes:
+        """One chunk; before a choice's first, the one that tells the role."""
+        index = event.index
+        first = b"" if self._begun[index] else self._first(index)
+        before = first + self._before[index]
+        match event:
+            case TextDelta():
+                delta = b'{"content":' + encode(event.text) + b"}"
+                if not self._logprobs:
+                    return before + delta + self._after
+                logprobs = encode(chat_logprobs(event.logprobs or ()))
+                return before + delta + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + self._tail
+            case ReasoningDelta():
+                return before + b'{"reasoning_content":' + encode(event.text) + b"}" + self._after
+            case ToolCallDelta():
+                return before + encode({"tool_calls": [_call_delta(event)]}) + self._after
+            case ChoiceDone():
+                reason = encode(event.reason)
+                return before + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + self._tail
 
     def finished(self, usage: TokenUsage) -> bytes:
         """The usage chunk where it was asked for; else nothing."""
@@ -79,5 +108,12 @@ class ChatChunks:
 
     def _first(self, index: int) -> bytes:
         self._begun[index] = True
-        delta = b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % index
-        return self._head + delta + b'"logprobs":null,"finish_reason":null}]' + self._tail
+        return self._before[index] + b'{"role":"assistant","content":""}' + self._after
+
+
+def _call_delta(event: ToolCallDelta) -> dict[str, Any]:
+    """id, type and name only in a call's first delta: clients join what is repeated."""
+    if event.call_id is None:
+        return {"index": event.call, "function": {"arguments": event.arguments}}
+    function = {"name": event.name, "arguments": event.arguments}
+    return {"index": event.call, "id": event.call_id, "type": "function", "function": function}

@@ -7,11 +7,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.openai.sampling_fields import SamplingFields, include_usage, read_sampling, read_stops
+from daemon.api.openai.format_fields import GuidedFields, ResponseFormat, read_constraint
+from daemon.api.openai.sampling_fields import include_usage, read_sampling, read_stops
+from daemon.api.openai.tool_fields import ToolChoiceField, ToolField, read_tools
 from daemon.serving.request import ChatPrompt, Endpoint, GenerationRequest
 from engine.errors import InvalidParameter
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 MAX_MESSAGES = 4096
 
 
@@ -39,13 +42,10 @@ class Message(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    type: str
-
-
-class ChatBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatBody(GuidedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -53,15 +53,17 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None  # without tools it has no effect
+    tools: list[ToolField] | None = None
+    tool_choice: str | ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     audio: Any = None
     web_search_options: Any = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 decoder = msgspec.json.Decoder(ChatBody)
@@ -71,17 +73,39 @@ def read_chat(body: ChatBody) -> GenerationRequest:
     """Raises: InvalidParameter naming the field that is wrong or not supported."""
     _refuse_unsupported(body)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    continued = bool(body.continue_final_message)
+    if continued and body.add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "Send one of them.",
+            param="continue_final_message",
+        )
+    prompt = ChatPrompt(
+        tuple(_read_message(message, at) for at, message in enumerate(body.messages)),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final=continued,
+    )
     return GenerationRequest(
         endpoint=Endpoint.CHAT,
         model=body.model,
-        prompts=(ChatPrompt(tuple(_read_message(message, at) for at, message in enumerate(body.messages))),),
+        prompts=(prompt,),
         sampling=read_sampling(body, max_tokens=max_tokens, top_logprobs=_read_logprobs(body)),
         n=body.n or 1,
         stops=read_stops(body.stop),
         stream=bool(body.stream),
         include_usage=include_usage(body),
         template_kwargs=_read_template_kwargs(body.chat_template_kwargs),
+        tools=read_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
+        constraint=read_constraint(body.response_format, body),
+        reasoning_effort=read_effort(body.reasoning_effort, "reasoning_effort"),
     )
+
+
+def read_effort(effort: str | None, param: str) -> str | None:
+    """Raises: InvalidParameter"""
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidParameter(f"{param} is {effort[:32]!r}; use one of {', '.join(EFFORTS)}.", param=param)
+    return effort
 
 
 def _read_logprobs(body: ChatBody) -> int | None:
@@ -102,23 +126,11 @@ def _read_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 def _refuse_unsupported(body: ChatBody) -> None:
     refused: list[tuple[str, bool, str]] = [
-        ("tools", bool(body.tools), "Tool calling is not served yet."),
-        ("functions", bool(body.functions), "Function calling is not served yet."),
-        ("function_call", body.function_call not in (None, "none", "auto"), "Function calling is not served yet."),
-        ("tool_choice", body.tool_choice not in (None, "none", "auto"), "It needs tools, which are not served yet."),
+        ("functions", bool(body.functions), "It was replaced by tools."),
+        ("function_call", body.function_call not in (None, "none", "auto"), "It was replaced by tool_choice."),
         ("audio", body.audio is not None, "Only text is generated."),
         ("modalities", any(kind != "text" for kind in body.modalities or ()), "Only text is generated."),
         ("web_search_options", body.web_search_options is not None, "Bayard never searches the web."),
-        (
-            "reasoning_effort",
-            body.reasoning_effort not in (None, "none", "minimal"),
-            "No model here has a reasoning effort to set.",
-        ),
-        (
-            "response_format",
-            body.response_format is not None and body.response_format.type != "text",
-            "Constrained output is not served yet, and unconstrained text is never passed off as it.",
-        ),
     ]
     for name, wrong, why in refused:
         if wrong:
@@ -142,6 +154,8 @@ def _read_message(message: Message, at: int) -> dict[str, Any]:
     }
     if message.name is not None:
         read["name"] = message.name
+    if message.reasoning_content is not None and message.role == "assistant":
+        read["reasoning_content"] = message.reasoning_content
     if message.tool_call_id is not None:
         read["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

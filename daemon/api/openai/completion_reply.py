@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from daemon.api.openai.reply import SYSTEM_FINGERPRINT, Collected, encode, usage_chunk, usage_object
-from daemon.serving.events import ChoiceDone, LogprobEntry, TextDelta, TokenUsage
+from daemon.api.openai.reply import (
+    SYSTEM_FINGERPRINT,
+    Collected,
+    CollectedChoice,
+    encode,
+    usage_chunk,
+    usage_object,
+)
+from daemon.serving.events import ChoiceDone, ChoiceEvent, LogprobEntry, TextDelta, TokenUsage
+from daemon.serving.request import GenerationRequest
 
 
 class _Logprobs:
@@ -30,23 +39,40 @@ class _Logprobs:
 class CompletionObject(Collected):
     """Collects a generation into one text_completion. Owner: one handler."""
 
-    def __init__(self, answer_id: str, created: int, model: str, num_choices: int, *, logprobs: bool) -> None:
-        super().__init__(num_choices)
-        self._head = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+    def __init__(self, answer_id: str, created: int, request: GenerationRequest, *, logprobs: bool) -> None:
+        super().__init__(request.num_choices)
+        self._head = {"id": answer_id, "object": "text_completion", "created": created, "model": request.model}
         self._logprobs = logprobs
+        self._n, self._candidates = request.n, request.candidates
+
+    def kept(self) -> list[CollectedChoice]:
+        """The choices to answer with: of each prompt's candidates the n most probable, best first."""
+        if self._candidates == self._n:
+            return self.choices
+        kept: list[CollectedChoice] = []
+        for start in range(0, len(self.choices), self._candidates):
+            of_prompt = self.choices[start : start + self._candidates]
+            kept += sorted(of_prompt, key=_mean_logprob, reverse=True)[: self._n]
+        return kept
 
     def encode(self, usage: TokenUsage) -> bytes:
         choices = [
             {
                 "index": index,
-                "text": "".join(texts),
-                "logprobs": _Logprobs().take(tuple(self.entries[index])) if self._logprobs else None,
-                "finish_reason": self.reasons[index],
+                "text": choice.text,
+                "logprobs": _Logprobs().take(tuple(choice.entries)) if self._logprobs else None,
+                "finish_reason": choice.reason,
             }
-            for index, texts in enumerate(self.texts)
+            for index, choice in enumerate(self.kept())
         ]
         tail = {"choices": choices, "usage": usage_object(usage), "system_fingerprint": SYSTEM_FINGERPRINT}
         return encode(self._head | tail)
+
+
+def _mean_logprob(choice: CollectedChoice) -> float:
+    """Of a token of its text; a choice without tokens comes last."""
+    entries = choice.entries
+    return sum(entry.logprob for entry in entries) / len(entries) if entries else -math.inf
 
 
 class CompletionChunks:
@@ -68,14 +94,20 @@ class CompletionChunks:
         self._logprobs = [_Logprobs() for _ in range(num_choices)] if logprobs else None
         self._before_text = [self._head + b',"choices":[{"index":%d,"text":' % index for index in range(num_choices)]
 
-    def text(self, delta: TextDelta) -> bytes:
-        logprobs = b"null" if self._logprobs is None else encode(self._logprobs[delta.index].take(delta.logprobs or ()))
-        after = b',"logprobs":' + logprobs + b',"finish_reason":null}]'
-        return self._before_text[delta.index] + encode(delta.text) + after + self._tail
-
-    def done(self, choice: ChoiceDone) -> bytes:
-        after = b'"","logprobs":null,"finish_reason":' + encode(choice.reason) + b"}]"
-        return self._before_text[choice.index] + after + self._tail
+    def chunk(self, event: ChoiceEvent) -> bytes:
+        before = self._before_text[event.index]
+        match event:
+            case TextDelta():
+                logprobs = b"null"
+                if self._logprobs is not None:
+                    logprobs = encode(self._logprobs[event.index].take(event.logprobs or ()))
+                return (
+                    before + encode(event.text) + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + self._tail
+                )
+            case ChoiceDone():
+                return before + b'"","logprobs":null,"finish_reason":' + encode(event.reason) + b"}]" + self._tail
+            case _:
+                raise AssertionError(f"a completion has no {type(event).__name__}")
 
     def finished(self, usage: TokenUsage) -> bytes:
         """The usage chunk where it was asked for; else nothing."""

@@ -33,24 +33,32 @@ def read_completion(body: CompletionBody) -> GenerationRequest:
     n, echo = body.n or 1, bool(body.echo)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.suffix:
-        raise InvalidParameter("suffix is not supported: no model here fills in the middle.", param="suffix")
-    if body.best_of is not None and body.best_of != n:
-        raise InvalidParameter(
-            f"best_of is {body.best_of} and n is {n}; only equal values are served.", param="best_of"
-        )
+        raise InvalidParameter("suffix is not supported: no model here is known to fill in the middle.", param="suffix")
+    best_of = None if body.best_of is None or body.best_of == n else body.best_of
+    if best_of is not None and best_of < n:
+        raise InvalidParameter(f"best_of is {best_of} and n is {n}; it must be at least n.", param="best_of")
+    if best_of is not None and body.stream:
+        raise InvalidParameter("best_of above n cannot be streamed: the best is known at the end.", param="best_of")
     if echo and body.logprobs is not None:
         raise InvalidParameter("echo with logprobs is not supported.", "Ask for one of them.", param="logprobs")
     if max_tokens == 0 and not echo:
         raise InvalidParameter("max_tokens is 0; it must be at least 1 without echo.", param="max_tokens")
     prompts = _read_prompts(body.prompt)
-    if len(prompts) * n > MAX_CHOICES:
-        raise InvalidParameter(f"{len(prompts)} prompts with n {n} are more than {MAX_CHOICES} choices.", param="n")
+    if len(prompts) * (best_of or n) > MAX_CHOICES:
+        raise InvalidParameter(
+            f"{len(prompts)} prompts with {best_of or n} choices each are more than {MAX_CHOICES}.",
+            param="n" if best_of is None else "best_of",
+        )
+    # The best of several are chosen by their log-probabilities, whether or not these are told.
+    top_logprobs = 0 if body.logprobs is None and best_of is not None else body.logprobs
     return GenerationRequest(
         endpoint=Endpoint.COMPLETION,
         model=body.model,
         prompts=prompts,
-        sampling=read_sampling(body, max_tokens=max_tokens, top_logprobs=body.logprobs),
+        sampling=read_sampling(body, max_tokens=max_tokens, top_logprobs=top_logprobs),
         n=n,
+        best_of=best_of,
+        tells_logprobs=body.logprobs is not None,
         stops=read_stops(body.stop),
         stream=bool(body.stream),
         include_usage=include_usage(body),

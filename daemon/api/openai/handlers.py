@@ -11,7 +11,7 @@ from daemon.api.openai.chat_reply import ChatChunks, ChatObject
 from daemon.api.openai.completion_reply import CompletionChunks, CompletionObject
 from daemon.api.openai.reply import error_event
 from daemon.api.sse import DONE, SseStream, StreamKeeper
-from daemon.serving.events import ChoiceDone, Failed, Finished, TextDelta
+from daemon.serving.events import Failed, Finished
 from daemon.serving.generation import Generation
 from daemon.serving.request import Endpoint, GenerationRequest
 from engine.errors import BayardError
@@ -88,38 +88,35 @@ async def _write_events(stream: SseStream, generation: Generation, request: Gene
         generation.created,
         generation.model,
         request.num_choices,
-        logprobs=request.sampling.top_logprobs is not None,
+        logprobs=request.with_logprobs,
         include_usage=request.include_usage,
     )
     async for event in generation:
         match event:
-            case TextDelta():
-                await stream.write(chunks.text(event))
-            case ChoiceDone():
-                await stream.write(chunks.done(event))
             case Finished():
                 await stream.write(chunks.finished(event.usage) + DONE, last=True)
             case Failed():
                 raise event.error
+            case _:
+                await stream.write(chunks.chunk(event))
 
 
 async def _whole(exchange: Exchange, request: GenerationRequest) -> None:
     async with await _open(exchange, request) as generation:
-        kind = ChatObject if request.endpoint is Endpoint.CHAT else CompletionObject
-        answer = kind(
-            generation.id,
-            generation.created,
-            generation.model,
-            request.num_choices,
-            logprobs=request.sampling.top_logprobs is not None,
-        )
+        answer = _object(generation, request)
         async for event in generation:
             match event:
-                case TextDelta():
-                    answer.text(event)
-                case ChoiceDone():
-                    answer.done(event)
                 case Finished():
                     await exchange.respond(200, answer.encode(event.usage))
                 case Failed():
                     raise event.error
+                case _:
+                    answer.take(event)
+
+
+def _object(generation: Generation, request: GenerationRequest) -> ChatObject | CompletionObject:
+    if request.endpoint is Endpoint.COMPLETION:
+        return CompletionObject(generation.id, generation.created, request, logprobs=request.with_logprobs)
+    return ChatObject(
+        generation.id, generation.created, generation.model, request.num_choices, logprobs=request.with_logprobs
+    )

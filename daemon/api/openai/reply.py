@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from daemon import __version__
 from daemon.api.errors import WireError, wire_error
-from daemon.serving.events import ChoiceDone, LogprobEntry, TextDelta, TokenUsage
+from daemon.serving.events import (
+    ChoiceDone,
+    ChoiceEvent,
+    LogprobEntry,
+    ReasoningDelta,
+    TextDelta,
+    TokenUsage,
+    ToolCallDelta,
+)
 from engine.errors import BayardError
 
 encode = msgspec.json.Encoder().encode
@@ -18,20 +27,51 @@ encode = msgspec.json.Encoder().encode
 SYSTEM_FINGERPRINT = "fp_" + hashlib.sha256(__version__.encode()).hexdigest()[:10]  # constant per build
 
 
+class CollectedChoice:
+    """What a generation has told of one choice so far. Mutable. Owner: one Collected."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[CollectedCall] = []
+        self.entries: list[LogprobEntry] = []
+        self.reason = ""
+        self.stop: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@dataclass(slots=True)
+class CollectedCall:
+    """A tool call as far as it has been told. Mutable. Owner: one CollectedChoice."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
 class Collected:
-    """What a generation has told of its choices so far. Owner: one handler's answer."""
+    """A generation's choices, complete once Finished has come. Owner: one handler's answer."""
 
     def __init__(self, num_choices: int) -> None:
-        self.texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self.entries: list[list[LogprobEntry]] = [[] for _ in range(num_choices)]
-        self.reasons = [""] * num_choices
+        self.choices = [CollectedChoice() for _ in range(num_choices)]
 
-    def text(self, delta: TextDelta) -> None:
-        self.texts[delta.index].append(delta.text)
-        self.entries[delta.index].extend(delta.logprobs or ())
-
-    def done(self, choice: ChoiceDone) -> None:
-        self.reasons[choice.index] = choice.reason
+    def take(self, event: ChoiceEvent) -> None:
+        choice = self.choices[event.index]
+        match event:
+            case TextDelta():
+                choice.texts.append(event.text)
+                choice.entries.extend(event.logprobs or ())
+            case ReasoningDelta():
+                choice.reasoning.append(event.text)
+            case ToolCallDelta():
+                if event.call_id is not None and event.name is not None:
+                    choice.calls.append(CollectedCall(event.call_id, event.name))
+                choice.calls[event.call].arguments += event.arguments
+            case ChoiceDone():
+                choice.reason, choice.stop = event.reason, event.stop
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
@@ -40,7 +80,7 @@ def usage_object(usage: TokenUsage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 

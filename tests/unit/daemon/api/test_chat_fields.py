@@ -147,6 +147,17 @@ async def test_null_is_absent_and_bookkeeping_is_accepted(http: httpx.AsyncClien
     assert (await http.post(CHAT, json=chat(**habits, tools=[], tool_choice="auto"))).status_code == 200
 
 
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 REFUSED = [
     ({"temperature": 2.5}, "temperature"),
     ({"temperature": "warm"}, "temperature"),
@@ -170,12 +181,36 @@ REFUSED = [
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0]"),
+    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://x"}}}]}, "tools[0]"),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
+        },
+        "tool_choice",
+    ),
+    ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": schema_format({"$ref": "#/$defs/none"})}, "response_format"),
+    ({"response_format": schema_format({"$ref": "https://example.com/x"})}, "response_format"),
+    ({"response_format": schema_format({"type": "string", "pattern": "(a{1000}){1000}{1000}"})}, "response_format"),
+    ({"response_format": schema_format({"title": "x" * 70_000})}, "response_format"),
+    ({"response_format": schema_format(nested(40))}, "response_format"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"guided_regex": "a+"}, "guided_regex"),
+    ({"reasoning_effort": "furious"}, "reasoning_effort"),
+    ({"guided_poem": "a+"}, "guided_poem"),
     ({"model": ""}, "model"),
     ({"max_tokens": 5000}, "max_tokens"),
 ]

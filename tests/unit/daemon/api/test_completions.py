@@ -75,6 +75,17 @@ async def test_completion_logprobs_have_the_older_shape(http: httpx.AsyncClient)
     assert [len(top) for top in logprobs["top_logprobs"]] == [2, 2, 2]
 
 
+async def test_completion_keeps_the_most_probable_of_several(http: httpx.AsyncClient, services: FakeServices) -> None:
+    services.engine.replies = {0: "bad", 1: "good", 2: "best", 3: "x", 4: "y", 5: "z"}
+    services.engine.logprob_of = {"bad": -3.0, "good": -2.0, "best": -1.0, "x": -1.0, "y": -1.0, "z": -0.5}
+    body = {"model": MODEL, "prompt": ["p", "q"], "n": 2, "best_of": 3}
+    answer = (await http.post(PATH, json=body)).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["best", "good", "z", "x"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == sum(map(len, ("bad", "good", "best", "x", "y", "z")))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -87,7 +98,9 @@ async def test_completion_logprobs_have_the_older_shape(http: httpx.AsyncClient)
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [True]}, "prompt"),
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 9}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
         ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),

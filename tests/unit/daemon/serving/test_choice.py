@@ -5,31 +5,36 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.serving.choice import ChoiceDecoder, finite
-from daemon.serving.events import LogprobEntry
+from daemon.serving.aligner import finite
+from daemon.serving.choice import ChoiceDecoder
+from daemon.serving.events import ChoiceDone, LogprobEntry, TextDelta
 from engine.messages import TokenDelta, TokenLogprob
 from tests.fakes.fake_text import ByteText
 
 TEXTS = st.text(alphabet="ab<é東🙂\n", max_size=30)
 
 
-def decode(data: bytes, cuts: list[int], stops: tuple[str, ...]) -> tuple[str, list[LogprobEntry], bool]:
+def decode(data: bytes, cuts: list[int], stops: tuple[str, ...]) -> tuple[str, list[LogprobEntry], str | None]:
+    """The text, its entries and the stop string that ended it."""
     decoder = ChoiceDecoder(0, ByteText(), stops, logprobs=True, continuing=False)  # type: ignore[arg-type]
-    text, entries, at = "", [], 0
+    events, at = [], 0
     for end in [*sorted(cuts), len(data)]:
         ids = list(data[at:end])
         at = max(at, end)
-        delta, stopped = decoder.feed(TokenDelta("r", ids, [TokenLogprob(i, -1.0) for i in ids]))
-        if delta is not None:
-            text += delta.text
-            entries += delta.logprobs or ()
-        if stopped:
-            return text, entries, True
-    rest = decoder.flush()
-    if rest is not None:
-        text += rest.text
-        entries += rest.logprobs or ()
-    return text, entries, False
+        events += decoder.feed(TokenDelta("r", ids, [TokenLogprob(i, -1.0) for i in ids]))
+        if decoder.done:
+            break
+    else:
+        events += decoder.finish("length")
+    *deltas, done = events
+    assert isinstance(done, ChoiceDone)
+    assert done.reason == ("length" if done.stop is None else "stop")
+    text, entries = "", []
+    for delta in deltas:
+        assert isinstance(delta, TextDelta)
+        text += delta.text
+        entries += delta.logprobs or ()
+    return text, entries, done.stop
 
 
 @given(
@@ -43,7 +48,7 @@ def test_choice_however_cut_gives_the_same_text_and_entries(text: str, cuts: lis
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     expected = text[: min(found)[1]] if found else text
     assert got[0] == expected
-    assert got[2] == bool(found)
+    assert (got[2] is not None) == bool(found)
     assert b"".join(entry.token_bytes for entry in got[1]).decode() == expected
 
 

@@ -17,9 +17,14 @@ class Text:
     """A model's text work with a template of our choice."""
 
     vocab_size = 4
+    tool_format = None
+    thinking_marks = None
 
     def __init__(self, render: Any) -> None:
-        self.render_chat = render
+        self._render = render
+
+    def render_chat(self, messages: Any, tools: Any, add_generation_prompt: bool) -> Any:
+        return self._render(messages)
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"ab"

@@ -1,0 +1,41 @@
+"""How one request's answers are read and bound: its parser of each choice's text, and the grammar each is kept to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from daemon.serving.request import ChatPrompt, GenerationRequest
+from daemon.serving.tools import ToolMode
+from engine.messages import Grammar
+from engine.text import OutputParser, answer_grammar, forced_tool_grammar, output_parser
+from engine.text.tools import ToolFormat
+
+if TYPE_CHECKING:
+    from engine.text import TextPipeline
+
+
+def choice_parser(request: GenerationRequest, text: TextPipeline, prompt_ids: Sequence[int]) -> OutputParser | None:
+    """For one choice; None where its text is the answer as it stands."""
+    if not isinstance(request.prompts[0], ChatPrompt):
+        return None
+    tools = shown_tools(request)
+    if not tools and text.thinking_marks is None and text.tool_format is not ToolFormat.HARMONY:
+        return None
+    return output_parser(text, prompt_ids, tools=tools)
+
+
+def choice_grammar(request: GenerationRequest, text: TextPipeline, prompt_ids: Sequence[int]) -> Grammar | None:
+    """What a choice is kept to while it is decoded. Raises: InvalidParameter"""
+    use = request.tools
+    if use is not None and use.mode is ToolMode.REQUIRED:
+        tools = [tool.shown() for tool in use.callable_tools]
+        return forced_tool_grammar(text, prompt_ids, tools, parallel=use.parallel)
+    if request.constraint is not None:
+        return answer_grammar(text, prompt_ids, request.constraint.grammar)
+    return None
+
+
+def shown_tools(request: GenerationRequest) -> list[dict[str, Any]]:
+    """The tools as a template and a parser of calls read them."""
+    return [] if request.tools is None or not request.tools.offered else [tool.shown() for tool in request.tools.tools]
