@@ -5,4 +5,5 @@ REVISIONS = (
     "0002_limit_bursts",
     "0003_key_rotation",
     "0004_model_aliases",
+    "0005_stored_responses",
 )

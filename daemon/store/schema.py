@@ -215,6 +215,19 @@ class Setting(Base):
     updated_by: Mapped[str] = mapped_column(Text)
 
 
+class StoredResponse(Base):
+    """Owner: daemon.responses. One answer of /v1/responses with what was new in its input."""
+
+    __tablename__ = "stored_responses"
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    previous_id: Mapped[str | None] = mapped_column(Text)
+    input_json: Mapped[str] = mapped_column(Text)
+    response_json: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class EventRow(Base):
     """Owner: daemon.events. Every change of state, once."""
 
