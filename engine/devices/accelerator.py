@@ -46,6 +46,9 @@ class AcceleratorDevice:
     def synchronize(self) -> None:
         self._api.synchronize()
 
+    def release_unused(self) -> None:
+        self._api.empty_cache()
+
     def copy_to_device(self, array: NDArray[np.int32] | NDArray[np.float32]) -> torch.Tensor:
         # From pinned memory: a copy from pageable memory waits for everything queued before it.
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)

@@ -44,6 +44,10 @@ class Device(Protocol):
         """Wait for all that is queued."""
         ...
 
+    def release_unused(self) -> None:
+        """Give back what an allocator keeps for later."""
+        ...
+
     def copy_to_device(self, array: NDArray[np.int32] | NDArray[np.float32]) -> torch.Tensor: ...
 
     def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

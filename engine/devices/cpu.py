@@ -37,6 +37,9 @@ class CpuDevice:
     def synchronize(self) -> None:
         _nothing_to_wait_for()
 
+    def release_unused(self) -> None:
+        _nothing_to_wait_for()
+
     def copy_to_device(self, array: NDArray[np.int32] | NDArray[np.float32]) -> torch.Tensor:
         return torch.from_numpy(array)
 
