@@ -26,6 +26,7 @@ from engine.builder import BuiltEngine, build_engine
 from engine.devices import open_device
 from engine.errors import BayardError
 from engine.messages import FinishReason, Knobs, SamplingParams, Submit, WorkerConfig
+from engine.spec.precision import WeightPrecision
 
 LOW_ID, HIGH_ID = 1000, 100_000  # prompt ids, cut to the vocabulary where it is smaller
 
@@ -120,6 +121,7 @@ def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
         device=arguments.device,
         dtype=arguments.dtype,
         activation=arguments.activation,
+        weights=arguments.weights,
         kv_tokens=arguments.kv_tokens,
         kv_bytes=arguments.kv_bytes,
         max_context_tokens=arguments.context,
@@ -148,6 +150,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--do", default="latency,throughput", type=lambda text: text.split(","))
     add("--dtype", default="auto")
     add("--activation", default="exact", choices=("exact", "int8"))
+    add("--weights", default="stored", choices=tuple(WeightPrecision), help="what matrices are rounded to at load")
     add("--threads", default=0, type=int, help="CPU threads; 0: all")
     add("--context", default=8192, type=int, help="longest sequence")
     add("--kv-tokens", default=0, type=int, help="KV cache; 0: what memory allows")
@@ -180,6 +183,7 @@ def main(words: list[str]) -> int:
             start_s = round(time.monotonic() - begun, 1)
             origin = provenance("offline", arguments.device)
             shown = {"scale": arguments.scale, "dtype": arguments.dtype, "activation": arguments.activation}
+            shown |= {"weights": arguments.weights}
             shown |= {"sampling": json.dumps(arguments.sampling)} if arguments.sampling else {}
             kernels = {"kernels": built.kernels, "notes": built.notes}
             print(

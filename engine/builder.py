@@ -10,16 +10,19 @@ import torch
 
 from engine.core import EngineCore
 from engine.devices import Device, open_device
-from engine.devices.cpu import usable_cpus
+from engine.devices.cpu import CpuDevice, usable_cpus
 from engine.encoder.core import EncoderCore
 from engine.errors import DoesNotFit, InvalidParameter
+from engine.grammar import GrammarCompiler
 from engine.kernels.cpu import library as cpu_library
 from engine.kv.layout import PageLayout, solve_layout
 from engine.messages import WorkerConfig
 from engine.models import load_model
 from engine.models.encoder import load_encoder
+from engine.quantize.on_load import rounding_of
 from engine.spec import read_spec
 from engine.spec.model_spec import ModelSpec
+from engine.text import load_text
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Progress = Callable[[str, int, int], None]  # stage, done bytes, total bytes
@@ -52,6 +55,15 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     kv_dtype = _dtype("kv_dtype", config.kv_dtype, dtype)
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
+    rounding, rounding_notes = rounding_of(
+        config.weights,
+        spec,
+        device.torch_device,
+        dtype,
+        lambda done, total: progress("learning", done, total),
+        device.capabilities.names(),
+    )
+    notes += rounding_notes
     model = load_model(
         spec,
         device.torch_device,
@@ -61,6 +73,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         kv_dtype=kv_dtype,
         activation=config.activation,
         capabilities=device.capabilities.names(),
+        rounding=rounding,
     )
     if _has_own_threads(model.kernels):
         # What is left to torch is small, and its pool spins after each op on the cores that the kernels' pool uses.
@@ -82,6 +95,8 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,
         embeds=spec.pooling is not None,
+        swap_bytes=_swap_bytes(config, layout, kv_dtype),
+        grammars=GrammarCompiler(lambda: load_text(spec), spec.vocab_size),
     )
     # What loading made lives as long as the process: keep the collector from walking it in the middle of a step.
     gc.collect()
@@ -148,6 +163,23 @@ def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise InvalidParameter(f"{setting} is {name!r}.", f"Use auto or one of {', '.join(DTYPES)}.", param=setting)
     return DTYPES[name]
+
+
+def _swap_bytes(config: WorkerConfig, layout: PageLayout, kv_dtype: torch.dtype) -> int:
+    """Raises: DoesNotFit if host memory was given that holds no page, or more than the host has."""
+    page_bytes = layout.large_page_elements * kv_dtype.itemsize
+    if config.swap_bytes and config.swap_bytes < page_bytes:
+        raise DoesNotFit(
+            f"Host memory for preempted requests of {config.swap_bytes:,} bytes holds no page of {page_bytes:,}.",
+            f"Give swap_bytes {page_bytes:,} or more, or 0.",
+        )
+    free = CpuDevice().free_bytes()
+    if config.swap_bytes > free:
+        raise DoesNotFit(
+            f"Host memory for preempted requests of {config.swap_bytes:,} bytes does not fit the {free:,} bytes free.",
+            "Lower swap_bytes.",
+        )
+    return config.swap_bytes
 
 
 def _num_large_pages(

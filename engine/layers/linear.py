@@ -34,3 +34,20 @@ class Linear:
         if len(self.parts) == 1:
             return self.parts[0](x)
         return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+Observer = Callable[[list[str], int, Tensor], None]  # roles of the matrices, layer, their input [M, K]
+
+
+class WatchedLinear(Linear):
+    """A Linear that shows its input to somebody before it computes."""
+
+    __slots__ = ("_layer", "_observer", "_roles")
+
+    def __init__(self, linear: Linear, observer: Observer, roles: list[str], layer: int) -> None:
+        super().__init__(list(linear.parts), linear.out_features)
+        self._observer, self._roles, self._layer = observer, roles, layer
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._observer(self._roles, self._layer, x)
+        return super().__call__(x)

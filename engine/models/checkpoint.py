@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
+from engine.models.rounding import Rounding
 from engine.quant.block_fp8 import from_block_scales
 from engine.quant.quant_tensor import QuantTensor
 from engine.spec.model_spec import ModelSpec, TensorInfo
@@ -27,6 +28,8 @@ class MappedCheckpoint:
 
     Owner: the loader. Tensors handed out keep their map alive for as long as they live.
     """
+
+    rounding: Rounding | None = None  # what Parts makes of the matrices it takes
 
     def __init__(self, spec: ModelSpec, progress: Progress) -> None:
         self.table = tensor_table(spec)

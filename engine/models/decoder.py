@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +19,11 @@ from engine.layers.ops import Ops
 from engine.models.checkpoint import MappedCheckpoint
 from engine.models.parts import Parts
 from engine.models.recorded import RecordedStep, can_record
+from engine.models.streamed_layers import StreamedLayers
 from engine.spec.family import Norms
 from engine.spec.model_spec import LayerSpec, ModelSpec
+
+LayerT = TypeVar("LayerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Decoder:
     """Owner of the weights. forward is not re-entrant: one step at a time."""
 
     parts_of: type[Parts] = Parts
+    streams = False  # whether it holds one layer at a time, read again in each forward
 
     def __init__(
         self,
@@ -58,7 +64,7 @@ class Decoder:
         parts = self.parts_of(spec, checkpoint, device, dtype, self.ops, max_context_tokens)
         self.embed, self.head = parts.embedding_and_head()
         checkpoint.release()
-        self.layers: list[DecoderLayer] = []
+        self.layers: Sequence[DecoderLayer] = []
         self._load_layers(parts)
         self.final_norm = parts.norm("final_norm")
         checkpoint.release()
@@ -68,9 +74,17 @@ class Decoder:
         self._recorded = RecordedStep(self) if can_record(self) else None
 
     def _load_layers(self, parts: Parts) -> None:
-        for layer in self.spec.layers:
-            self.layers.append(_layer(parts, layer))
+        self.layers = self.in_order(parts, _layer)
+
+    def in_order(self, parts: Parts, make: Callable[[Parts, LayerSpec], LayerT]) -> Sequence[LayerT]:
+        """Every layer made, or one after the other as forward asks for them where the decoder streams."""
+
+        def made(layer: LayerSpec) -> LayerT:
+            found = make(parts, layer)
             parts.checkpoint.release()
+            return found
+
+        return StreamedLayers(self.spec.layers, made) if self.streams else [made(layer) for layer in self.spec.layers]
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:

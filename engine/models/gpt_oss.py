@@ -38,10 +38,11 @@ class GptOssParts(Parts):
             assert isinstance(blocks, Tensor)
             assert isinstance(scales, Tensor)
             return narrowed(from_adjacent_nibbles(blocks, scales), self.device, self.dtype)
-        stored = self.matrix("experts_down_stack" if role == "experts_down" else role, i)
+        stored = self.checkpoint.matrix("experts_down_stack" if role == "experts_down" else role, i)
         assert isinstance(stored, Tensor)
         columns = stored.shape[0] // spec.num_experts
-        return stored.view(spec.num_experts, columns, -1).transpose(1, 2).reshape(-1, columns)
+        turned = stored.to(self.device).view(spec.num_experts, columns, -1).transpose(1, 2).reshape(-1, columns)
+        return self.placed(turned, role, i)
 
 
 class GptOssDecoder(Decoder):

@@ -16,6 +16,7 @@ from engine.models.decoder import Decoder
 from engine.models.gpt_oss import GptOssDecoder
 from engine.models.latent_parts import LatentDecoder
 from engine.models.post_norm_decoder import PostNormDecoder
+from engine.models.rounding import Rounding
 from engine.spec.model_spec import ModelSpec
 
 
@@ -64,12 +65,14 @@ def load_model(
     kv_dtype: torch.dtype | None = None,
     activation: str = "exact",
     capabilities: frozenset[str] = frozenset(),
+    rounding: Rounding | None = None,
 ) -> Model:
     """Load a checkpoint's weights onto a device, packed for the kernels that will run it.
 
     Weights are mapped, never held twice: host memory stays near what the kernels keep. progress gets done and total.
 
     activation: "exact", or "int8" where a kernel may quantise activations
+    rounding: what matrices are made into; None: they stay as stored
     Blocks: for as long as the disk takes
     Raises: UnsupportedFormat, ConfigError
     """
@@ -79,6 +82,7 @@ def load_model(
     device = torch.device(device)
     query = op_query(spec, device, dtype, kv_dtype, activation, capabilities)
     checkpoint = MappedCheckpoint(spec, progress)
+    checkpoint.rounding = rounding
     context = max_context_tokens or spec.max_context_tokens
     return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
 

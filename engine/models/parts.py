@@ -12,7 +12,7 @@ from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.experts import ExpertsMlp
 from engine.layers.latent_attention import LatentAttention
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, Observer, WatchedLinear
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
 from engine.layers.rope import long_or_short, rope_table
@@ -25,6 +25,8 @@ from engine.spec.model_spec import CheckpointFormat, LayerSpec, MlpKind, ModelSp
 
 class Parts:
     """Owner: a model while it loads."""
+
+    observer: Observer | None = None  # is shown what projections are given, where a model is run to learn from it
 
     def __init__(
         self,
@@ -90,13 +92,25 @@ class Parts:
             shared = GatedMlp(self.ops.gate(spec.activation), inputs, self.projection(["shared_down"], i))
         return ExpertsMlp(
             spec=spec,
-            router=self._router(layer),
+            router=self._watched_router(layer),
             kernels=self.ops.experts(gate_up, down, spec.activation),
             correction=self.vector("router_correction", i) if spec.router_correction else None,
             gate_up_bias=biases[0],
             down_bias=biases[1],
             shared=shared,
         )
+
+    def _watched_router(self, layer: LayerSpec) -> Callable[[Tensor], Tensor]:
+        """The router; its input is the experts', whose own are not seen: each expert gets other rows."""
+        router, observer = self._router(layer), self.observer
+        if observer is None:
+            return router
+
+        def watched(x: Tensor) -> Tensor:
+            observer(["experts_gate", "experts_up"], layer.index, x)
+            return router(x)
+
+        return watched
 
     def _router(self, layer: LayerSpec) -> Callable[[Tensor], Tensor]:
         if not layer.mlp.router_wide or self.dtype == torch.float32:
@@ -139,11 +153,19 @@ class Parts:
                 weights[index] = take_rows(weights[index], rows)
                 bias = biases[index]
                 biases[index] = None if bias is None else bias[rows]
-        return self.ops.linear(weights, biases)
+        linear = self.ops.linear(weights, biases)
+        return linear if self.observer is None else WatchedLinear(linear, self.observer, roles, layer)
 
     def matrix(self, role: str, layer: int | None = None) -> Weight:
-        """A weight on its device: quantised as stored, plain no wider than the activations."""
-        return narrowed(self.checkpoint.matrix(role, layer), self.device, self.dtype)
+        """A weight on its device: quantised as stored or rounded as asked, plain no wider than the activations."""
+        return self.placed(self.checkpoint.matrix(role, layer), role, layer)
+
+    def placed(self, stored: Weight, role: str, layer: int | None) -> Weight:
+        """A weight that lies as its role's projection reads it, on its device and rounded."""
+        rounding = self.checkpoint.rounding
+        if rounding is not None and layer is not None and rounding.takes(role, layer):
+            return rounding.made(stored.to(self.device), role, layer)
+        return narrowed(stored, self.device, self.dtype)
 
     def vector(self, role: str, layer: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.checkpoint.vector(role, layer, self.device, dtype)

@@ -13,6 +13,7 @@ from engine.layers.latent_attention import LatentAttention
 from engine.layers.mlp import GatedMlp
 from engine.models.decoder import Decoder
 from engine.models.parts import Parts
+from engine.spec.model_spec import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,7 @@ class PostNormLayer:
 
 class PostNormDecoder(Decoder):
     def _load_layers(self, parts: Parts) -> None:
-        self.post_norm_layers: list[PostNormLayer] = []
-        for layer in self.spec.layers:
-            made = PostNormLayer(
-                attention=parts.attention(layer),
-                attn_post_norm=parts.norm("attn_post_norm", layer.index),
-                mlp=parts.mlp(layer),
-                mlp_post_norm=parts.norm("mlp_post_norm", layer.index),
-            )
-            self.post_norm_layers.append(made)
-            parts.checkpoint.release()
+        self.post_norm_layers = self.in_order(parts, _layer)
 
     def _through_layers(self, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         rms_norm, eps = self.ops.rms_norm, self.spec.norm_eps
@@ -44,3 +36,12 @@ class PostNormDecoder(Decoder):
             residual = residual + rms_norm(layer.attention(residual, batch), layer.attn_post_norm, eps)
             added = rms_norm(layer.mlp(residual), layer.mlp_post_norm, eps)
         return added, residual
+
+
+def _layer(parts: Parts, layer: LayerSpec) -> PostNormLayer:
+    return PostNormLayer(
+        attention=parts.attention(layer),
+        attn_post_norm=parts.norm("attn_post_norm", layer.index),
+        mlp=parts.mlp(layer),
+        mlp_post_norm=parts.norm("mlp_post_norm", layer.index),
+    )

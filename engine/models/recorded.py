@@ -50,7 +50,7 @@ class RecordedStep:
 
 def can_record(decoder: Decoder) -> bool:
     """Whether every op of the decoder runs in the CPU library, in the order that record() knows."""
-    if not is_plain(decoder):
+    if decoder.streams or not is_plain(decoder):
         return False
     if any(registry.select(op, decoder.ops.query).name != "cpu" for op in _PLAIN_OPS):
         return False

@@ -1,0 +1,54 @@
+"""The rounding a worker's configuration asks for, learnt from the model first where it needs to be."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from engine.errors import BayardError
+from engine.models.checkpoint import Progress
+from engine.models.rounding import Rounding
+from engine.quantize.outliers import learn_outliers
+from engine.quantize.texts import calibration_text
+from engine.spec.model_spec import ModelSpec
+from engine.spec.precision import WeightPrecision, weight_precision
+from engine.text.loading import load_text
+
+LEARNING_TOKENS = 512
+RANDOM_IDS = "The checkpoint has no tokenizer: outlier inputs were learnt from random token ids."
+
+
+def rounding_of(
+    weights: str,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    capabilities: frozenset[str] = frozenset(),
+) -> tuple[Rounding | None, list[str]]:
+    """What load_model is to make of the matrices, and what people should know of it.
+
+    Blocks: for one forward over the checkpoint where outliers are learnt
+    Raises: InvalidParameter for a precision that is none; UnsupportedFormat
+    """
+    precision = weight_precision(weights)
+    if precision is WeightPrecision.STORED:
+        return None, []
+    notes = [f"Matrices of layers are rounded to {precision} at load; embeddings, head and routers are kept."]
+    if precision is not WeightPrecision.INT8_MIXED:
+        return Rounding(precision), notes
+    tokens, found = learning_tokens(spec)
+    outliers = learn_outliers(spec, tokens, device, dtype, progress, capabilities=capabilities)
+    columns = sum(len(columns) for columns in outliers.values())
+    notes.append(f"{columns:,} outlier columns of {len(outliers):,} inputs stay in 16 bits.")
+    return Rounding(precision, outliers), notes + found
+
+
+def learning_tokens(spec: ModelSpec) -> tuple[list[int], list[str]]:
+    """The first tokens of the text that models are learnt from; always the same ones for a model."""
+    try:
+        return load_text(spec).encode(calibration_text())[:LEARNING_TOKENS], []
+    except BayardError:
+        drawn = random.Random(0)
+        return [drawn.randrange(spec.vocab_size) for _ in range(LEARNING_TOKENS)], [RANDOM_IDS]

@@ -1,0 +1,55 @@
+"""Which inputs grow large: a set of columns for each input of each layer, learnt from one run over a text.
+
+The columns of activations that hold outliers stay the same whatever is said, so a few hundred tokens show them.
+Source: the predictor of MixQ (SC'24), whose threshold of 6 is for activations of about unit size; ours is relative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.models.checkpoint import Progress
+from engine.models.rounding import input_of
+from engine.quantize.text_pass import batch_of, streamed_model, windows_of
+from engine.spec.model_spec import ModelSpec
+
+OUTLIER_COLUMNS = 128
+THRESHOLD = 6.0  # times the root mean square of an input's numbers
+
+
+def learn_outliers(
+    spec: ModelSpec,
+    tokens: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    threshold: float = THRESHOLD,
+    capabilities: frozenset[str] = frozenset(),
+) -> dict[tuple[int, str], Tensor]:
+    """(layer, input) -> columns [k] int64, ascending; at most OUTLIER_COLUMNS, the largest first where there are more.
+
+    Blocks: for as long as reading the checkpoint and one forward take
+    """
+    found: dict[tuple[int, str], Tensor] = {}
+
+    def watch(roles: list[str], layer: int, x: Tensor) -> None:
+        if roles[0] != "router":
+            found[layer, input_of(roles[0])] = outlying(x, threshold)
+
+    windows = windows_of(tokens)
+    model = streamed_model(spec, device, dtype, watch, progress, capabilities)
+    model.forward(batch_of(spec, windows, device, dtype))
+    return found
+
+
+def outlying(x: Tensor, threshold: float = THRESHOLD, most: int = OUTLIER_COLUMNS) -> Tensor:
+    """Shapes: x [M, K] -> [k] int64, ascending, on the host"""
+    wide = x.to(torch.float32)
+    largest = wide.abs().amax(dim=0)
+    typical = wide.square().mean().sqrt()
+    chosen = torch.argsort(largest, descending=True, stable=True)[:most]
+    return chosen[largest[chosen] > threshold * typical].sort().values.to(device="cpu", dtype=torch.int64)

@@ -1,0 +1,104 @@
+"""One text through a model: a batch of windows with pages of their own, and a model that holds a layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch, GroupMeta
+from engine.errors import UnsupportedFormat
+from engine.kv.layout import solve_layout
+from engine.layers.linear import Observer
+from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
+from engine.models.decoder import Decoder
+from engine.models.loading import BUILDERS, Model, op_query
+from engine.spec.model_spec import ModelSpec
+
+WINDOW_TOKENS = 512
+
+
+def windows_of(tokens: Sequence[int], longest: int = WINDOW_TOKENS) -> list[list[int]]:
+    """The text cut in windows, none of a single token: there is nothing to predict in it."""
+    cut = [list(tokens[start : start + longest]) for start in range(0, len(tokens), longest)]
+    return [window for window in cut if len(window) > 1]
+
+
+def batch_of(
+    spec: ModelSpec, windows: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
+) -> ForwardBatch:
+    """A step that feeds whole windows, each a sequence, and asks for all their logits."""
+    layout = solve_layout(spec, bytes_per_element=dtype.itemsize)
+    size = layout.page_tokens
+    blocks = [-(-len(window) // size) for window in windows]
+    most = max(blocks)
+    table = torch.zeros(len(windows), most, dtype=torch.int32)
+    pages, offsets, positions = [], [], []
+    first = 0
+    for row, window in enumerate(windows):
+        table[row, : blocks[row]] = torch.arange(first, first + blocks[row], dtype=torch.int32)
+        places = torch.arange(len(window))
+        pages.append(first + places // size)
+        offsets.append(places % size)
+        positions.append(places)
+        first += blocks[row]
+    large = max(-(-first // group.ratio) for group in layout.groups) + 1
+    views = layout.views(torch.zeros(large * layout.large_page_elements, dtype=dtype, device=device), large)
+    index = torch.int64 if device.type == "cpu" else torch.int32
+    lengths = torch.tensor([len(window) for window in windows], dtype=torch.int32)
+    starts = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)))
+    group = GroupMeta(table.to(device), torch.cat(pages).to(device, index), torch.cat(offsets).to(device, index))
+    total = int(lengths.sum())
+    return ForwardBatch(
+        token_ids=torch.tensor([token for window in windows for token in window], device=device, dtype=index),
+        positions=torch.cat(positions).to(device, index),
+        query_starts=starts.to(device),
+        context_lens=lengths.to(device),
+        logit_rows=torch.arange(total, device=device, dtype=index),
+        groups=[group] * len(layout.groups),
+        kv_views=views,
+        layer_groups=list(layout.layer_groups),
+        max_query_tokens=int(lengths.max()),
+        max_context_tokens=int(lengths.max()),
+    )
+
+
+def logits_of(model: Model, batch: ForwardBatch) -> Tensor:
+    """-> [R, vocab] float32"""
+    return model.forward(batch)
+
+
+def streamed_model(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    observer: Observer,
+    progress: Progress,
+    capabilities: frozenset[str] = frozenset(),
+) -> Decoder:
+    """A model for one forward, whose observer sees the input of each projection while that layer alone is held.
+
+    Raises: UnsupportedFormat, ConfigError
+    """
+    builder = BUILDERS.get(spec.architecture)
+    if builder is None or not (isinstance(builder, type) and issubclass(builder, Decoder)):
+        raise UnsupportedFormat(
+            f"{spec.name}: models of the architecture {spec.architecture} are not run layer by layer.",
+            "Choose fp8, int8 or int4 without calibration.",
+        )
+    check_size(spec)
+
+    class WatchedParts(builder.parts_of):  # type: ignore[name-defined,misc]
+        pass
+
+    WatchedParts.observer = staticmethod(observer)
+
+    class StreamedDecoder(builder):  # type: ignore[valid-type,misc]
+        parts_of = WatchedParts
+        streams = True
+
+    query = op_query(spec, device, dtype, None, "exact", capabilities)
+    made = StreamedDecoder(spec, MappedCheckpoint(spec, progress), device, dtype, query, WINDOW_TOKENS)
+    assert isinstance(made, Decoder)
+    return made

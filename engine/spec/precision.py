@@ -1,0 +1,66 @@
+"""What a model's weights may be made into when they are loaded or quantised. Imports nothing that needs a device."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from engine.errors import InvalidParameter
+
+
+class WeightPrecision(StrEnum):
+    STORED = "stored"  # as the checkpoint has them
+    FP8 = "fp8"  # E4M3, one multiplier a row
+    INT8 = "int8"  # one multiplier a row
+    INT8_MIXED = "int8-mixed"  # ... but the inputs that grow large, which stay in 16 bits
+    INT4 = "int4"  # a multiplier and a zero point for 128 neighbours
+    FP4 = "fp4"  # E2M1 with an E4M3 multiplier for 16 neighbours
+
+
+# Bits a number, multipliers included, for rows of a few thousand numbers.
+BITS: dict[WeightPrecision, float] = {
+    WeightPrecision.FP8: 8.01,
+    WeightPrecision.INT8: 8.01,
+    WeightPrecision.INT8_MIXED: 8.2,
+    WeightPrecision.INT4: 4.1875,
+    WeightPrecision.FP4: 4.5,
+}
+
+# Matrices of layers that are multiplied with activations. Embeddings, the head, routers and what latent attention
+# folds away keep their precision: they are few bytes or decide much.
+ROUNDED_ROLES = frozenset(
+    {
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_qkv",
+        "attn_o",
+        "attn_q_a",
+        "attn_q_b",
+        "attn_kv_a",
+        "mlp_gate",
+        "mlp_up",
+        "mlp_gate_up",
+        "mlp_down",
+        "shared_gate",
+        "shared_up",
+        "shared_down",
+        "experts_gate",
+        "experts_up",
+        "experts_down",
+        "experts_gate_up",
+    }
+)
+
+
+def weight_precision(name: str, param: str = "weights") -> WeightPrecision:
+    """Raises: InvalidParameter for a name that is none."""
+    try:
+        return WeightPrecision(name)
+    except ValueError:
+        known = ", ".join(WeightPrecision)
+        raise InvalidParameter(f"{param} is {name!r}.", f"Use one of {known}.", param=param) from None
+
+
+def is_rounded(role: str) -> bool:
+    """Whether a precision other than STORED changes the matrices of a role (of one expert: role.number)."""
+    return role.partition(".")[0] in ROUNDED_ROLES
