@@ -30,7 +30,6 @@ class Launcher:
         give_up: Callable[[Request, BayardError], None],
     ) -> None:
         self.caution = MemoryCaution()
-        self.shed_total = 0
         self._runner = runner
         self._device = device
         self._least_tokens = least_tokens  # no slice of a prompt is made shorter
@@ -63,7 +62,6 @@ class Launcher:
         if less is not None or not going:
             return less or []
         last = newest(going)
-        self.shed_total += 1
         log.error("request_given_up request=%s", last.request.id)
         self._give_up(
             last.request,

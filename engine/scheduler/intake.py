@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.errors import ContextTooLong, DeadlineExceeded, InvalidParameter
 from engine.kv.manager import SequencePages
-from engine.messages import Submit
+from engine.messages import Embed, SamplingParams, Submit
 from engine.scheduler.request import Request
 
 
@@ -64,4 +64,19 @@ def request_of(submit: Submit, seed: int, order: int, pages: SequencePages, now:
         group=submit.prompt_group,
         adapter=submit.adapter,
         deadline_mono=None if submit.deadline_s is None else now + submit.deadline_s,
+    )
+
+
+def submit_of(embed: Embed) -> Submit:
+    """An embedding's text as a request that ends with its prompt."""
+    return Submit(
+        embed.request_id,
+        embed.prompt_token_ids,
+        SamplingParams(max_tokens=1, temperature=0.0),
+        embed.priority,
+        cache_salt=f"embed:{embed.tenant}",
+        tenant=embed.tenant,
+        weight=embed.weight,
+        deadline_s=embed.deadline_s,
+        adapter=embed.adapter,
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from engine.scheduler.chunk import ScheduledChunk
+
 LEAST_TOKENS = 16  # a step with fewer prompt tokens says nothing of what they cost
 DECODE_WEIGHT = 0.2  # of the newest measurement
 PROMPT_WEIGHT = 0.5  # ... which follows a prompt's growing context quickly
@@ -19,6 +23,10 @@ class StepPace:
     @property
     def prefill_tok_s(self) -> float | None:
         return 1.0 / self.prompt_token_s if self.prompt_token_s else None
+
+    def note_chunks(self, chunks: Sequence[ScheduledChunk], step_s: float) -> None:
+        prompt_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.is_decode)
+        self.note(prompt_tokens, sum(chunk.is_decode for chunk in chunks), step_s)
 
     def note(self, prompt_tokens: int, decodes: int, step_s: float) -> None:
         if prompt_tokens == 0:

@@ -194,11 +194,6 @@ class Scheduler:
             self.kv.computed(request.pages, request.token_ids, end, keep)
             self._let_go(request)
 
-    def note_pace(self, chunks: Sequence[ScheduledChunk], step_s: float) -> None:
-        """A step with these chunks took so long."""
-        prompt_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.is_decode)
-        self.pace.note(prompt_tokens, sum(chunk.is_decode for chunk in chunks), step_s)
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages and states agree. Slow: for tests."""
         waiting = [request for request in self.requests.values() if request.state is RequestState.WAITING]
