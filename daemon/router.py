@@ -129,7 +129,7 @@ def _names(names: list[str]) -> str:
 
 
 def _not_ready(model: str, views: list[WorkerView]) -> NotReady:
-    view = min(views, key=lambda view: _NEARNESS.get(view.state, 9))
+    view = min(views, key=lambda view: _NEARNESS.get(view.state, 10))
     if view.state in (WorkerState.STARTING, WorkerState.WARMING):
         progress = view.progress
         how_far = ""
@@ -156,6 +156,7 @@ _PAUSES = {
     WorkerState.BACKOFF: "its worker was lost and is about to be started again",
     WorkerState.DRAINING: "its worker finishes what runs before it ends",
     WorkerState.STOPPING: "its worker is ending",
+    WorkerState.SLEEPING: "its worker was put to sleep by an operator",
 }
 
 
@@ -167,6 +168,7 @@ _NEARNESS = {
     WorkerState.LOST: 4,
     WorkerState.STOPPED: 5,
     WorkerState.DRAINING: 6,
-    WorkerState.STOPPING: 7,
-    WorkerState.LATCHED: 8,
+    WorkerState.SLEEPING: 7,
+    WorkerState.STOPPING: 8,
+    WorkerState.LATCHED: 9,
 }

@@ -79,6 +79,14 @@ class WorkerSettings(Section):
         default=0.5, description="Longest wait before the first restart; it doubles each time."
     )
     backoff_max_s: Seconds = Field(default=30.0, description="Longest wait before any restart.")
+    cgroups: bool = Field(
+        default=False,
+        description="Give each worker a control group of its own; the unit then needs `Delegate=memory pids cpu` "
+        "and `ProtectControlGroups=no`.",
+    )
+    memory_max_bytes: int = Field(
+        default=0, ge=0, description="With cgroups, the most host memory of one worker; 0 sets no limit."
+    )
     log_bytes: int = Field(
         default=4 << 20, ge=4096, description="Bytes kept of a worker's log, and as many of the start before."
     )

@@ -17,7 +17,8 @@ import structlog
 import zmq
 
 from daemon.settings import WorkerSettings
-from daemon.workers.oom import OomCounter
+from daemon.workers.cgroup import CgroupTree
+from daemon.workers.oom import OomCounter, kernel_log_of
 from daemon.workers.process import Spawner, WorkerProcess
 from daemon.workers.view import ExitInfo
 from daemon.workers.worker_log import last_lines
@@ -48,6 +49,7 @@ class Launch:
     logs_dir: Path
     spawner: Spawner
     make_client: Callable[[str], EngineClient]
+    cgroups: CgroupTree | None = None
 
 
 class Incarnation:
@@ -70,6 +72,7 @@ class Incarnation:
         self.progress: LoadProgress | None = None
         self.failure: ErrorInfo | None = None
         self.on_warming: Callable[[], None] | None = None
+        self._cgroup: Path | None = None
         self._oom_before = OomCounter.read()
         self._still_s = 0.0
         self._idle_s = 0.0
@@ -86,6 +89,9 @@ class Incarnation:
             self._launch.logs_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._socket_path.unlink(missing_ok=True)
             self.config_path.write_bytes(msgspec.json.encode(self.config))
+            if self._launch.cgroups is not None:
+                self._cgroup = self._launch.cgroups.make(self.config.worker_id)
+                self._oom_before = OomCounter.of(self._cgroup)
             await self.client.start()
         except (OSError, zmq.ZMQError) as error:
             raise WorkerLost(f"could not be given its start-up files in {self._launch.run_dir}: {error}") from error
@@ -94,6 +100,7 @@ class Incarnation:
             env=self._launch.env,
             log_path=self.log_path,
             log_bytes=self._settings.log_bytes,
+            cgroup=self._cgroup,
         )
 
     async def until_ready(self, stop: asyncio.Event) -> bool:
@@ -182,6 +189,8 @@ class Incarnation:
                 await self.client.close()
             self.config_path.unlink(missing_ok=True)
             self._socket_path.unlink(missing_ok=True)
+            if self._launch.cgroups is not None:
+                self._launch.cgroups.remove(self.config.worker_id)
         return exit_info
 
     def last_log_lines(self) -> tuple[str, ...]:
@@ -208,7 +217,8 @@ class Incarnation:
             exit_info = self.process.exited.result()
             cause = self.failure.message if self.failure is not None else ""
             if not cause and exit_info.signal == signal.SIGKILL:
-                cause = OomCounter.read().since(self._oom_before)
+                now = OomCounter.read() if self._cgroup is None else OomCounter.of(self._cgroup)
+                cause = now.since(self._oom_before) or kernel_log_of(self.pid)
             raise WorkerLost(f"ended {when}, {exit_info}{': ' if cause else ''}{cause}")
 
     def _on_progress(self, progress: LoadProgress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from daemon.events import EventLog
 from daemon.settings import WorkerSettings
 from daemon.store.base import utc_now
 from daemon.workers.backoff import Backoff
+from daemon.workers.device_memory import DeviceMemory
 from daemon.workers.history import History
 from daemon.workers.incarnation import Incarnation, Launch, log_path
 from daemon.workers.states import WorkerState, may_become
@@ -52,6 +54,7 @@ class ManagedWorker:
         events: EventLog,
         history: History,
         traffic: Traffic,
+        device_memory: DeviceMemory | None = None,
     ) -> None:
         self.config = config
         self.state = WorkerState.STOPPED
@@ -69,6 +72,8 @@ class ManagedWorker:
         self._reason = "not started yet"
         self._now: Incarnation | None = None
         self._stop = asyncio.Event()
+        self._sleep = False
+        self._device_memory = device_memory or DeviceMemory()
         self._hurry = asyncio.Event()
         self._drain_s = settings.stop_grace_s
         self._stop_reason = ""
@@ -90,8 +95,25 @@ class ManagedWorker:
         self.wanted = wanted
         self._drain_s = drain_s
         self._stop_reason = reason
+        self._sleep = False
         self._backoff.reset()
         self._stop.set()
+
+    def ask_sleep(self, drain_s: float, reason: str) -> None:
+        """Drain, end and stay down until woken; it stays wanted. Returns at once."""
+        self._sleep = True
+        self._drain_s = drain_s
+        self._stop_reason = reason
+        self._backoff.reset()
+        self._stop.set()
+
+    def kill(self) -> bool:
+        """End the present process at once, as if it had died by itself; False if there is none."""
+        now = self._now
+        if now is None or now.process is None or now.process.exited.done():
+            return False
+        now.process.send(signal.SIGKILL)
+        return True
 
     def hurry(self) -> None:
         """Wait for no stream any more."""
@@ -134,9 +156,10 @@ class ManagedWorker:
         while self.wanted:
             self._stop.clear()
             try:
-                if await self._live_once():
-                    continue  # stopped as asked; again if still wanted
-                await self._after_failure()
+                if not await self._live_once():
+                    await self._after_failure()
+                if self._sleep and self.wanted:
+                    await self._rest()
             except Exception as error:  # the border of this loop: the worker stays down, says so and waits to be asked
                 log.exception("worker_loop_failed", worker=self.name)
                 await self._after_fault(error)
@@ -202,6 +225,11 @@ class ManagedWorker:
     async def _serve(self, now: Incarnation, run_id: int | None) -> None:
         """Returns when asked to stop. Raises: BayardError when the process is of no more use."""
         self._traffic.start_text(self.config.model_path)
+        if held := await self._device_memory.confirm_free(self.config.device):
+            log.warning("device_memory_not_free", worker=self.name, held=held)
+            self._events.publish(
+                "worker", self.name, self.state, self.state, f"device memory did not come back: {held}"
+            )
         await now.start()
         if not await now.until_ready(self._stop):
             return
@@ -256,10 +284,24 @@ class ManagedWorker:
             self._retry_mono = None
         self._go_on(cause)
 
+    async def _rest(self) -> None:
+        """Down on an operator's word. Blocks: until woken, or no longer wanted."""
+        if self.state is not WorkerState.STOPPED:
+            self._become(WorkerState.STOPPED, self._stop_reason)
+        self._become(WorkerState.SLEEPING, self._stop_reason)
+        while self._sleep and self.wanted:
+            self._stop.clear()
+            await self._stop.wait()
+        self._start_reason = self._stop_reason
+        if not self.wanted:
+            self._become(WorkerState.STOPPED, self._stop_reason)
+
     def _go_on(self, cause: str) -> None:
         """After waiting: the next start, or the end."""
         if not self.wanted:
             self._become(WorkerState.STOPPED, self._stop_reason)
+            return
+        if self._sleep:
             return
         self._start_reason = self._stop_reason if self._stop.is_set() else f"again after: {cause}"
         self._restarts += 1

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+_MOST_RECORDS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +20,11 @@ class OomCounter:
     @classmethod
     def read(cls, root: Path = Path("/")) -> OomCounter:
         folder = _memory_group(root)
-        if folder is None:
-            return cls(None, None)
+        return cls(None, None) if folder is None else cls.of(folder)
+
+    @classmethod
+    def of(cls, folder: Path) -> OomCounter:
+        """Those of one control group."""
         kills = _field(folder / "memory.events", "oom_kill")  # version 2
         if kills is not None:
             return cls(kills, _number(folder / "memory.max"))
@@ -29,6 +36,38 @@ class OomCounter:
             return ""
         bound = f"; its limit is {self.limit_bytes / 2**30:.1f} GiB" if self.limit_bytes is not None else ""
         return f"out of memory in the service's control group{bound}"
+
+
+def kernel_log_of(pid: int | None, path: Path = Path("/dev/kmsg")) -> str:
+    """What the kernel's log says of a process that its memory killer chose; empty where it says nothing to us."""
+    if pid is None:
+        return ""
+    mark = f"Killed process {pid} "
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        for record in _records(fd):
+            if mark in record:
+                return f"out of memory, as the kernel's log says: {record.partition(';')[2].splitlines()[0]}"
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _records(fd: int) -> Iterator[str]:
+    """One record a read, until there is no more; one that was overwritten meanwhile is passed over."""
+    for _ in range(_MOST_RECORDS):
+        try:
+            data = os.read(fd, 8192)
+        except BrokenPipeError:
+            continue
+        except OSError:
+            return
+        if not data:
+            return
+        yield data.decode("utf-8", "replace")
 
 
 def _memory_group(root: Path) -> Path | None:

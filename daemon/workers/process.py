@@ -51,8 +51,12 @@ class Spawner:
     def helper_pid(self) -> int:
         return self._helper.pid
 
-    async def spawn(self, argv: list[str], *, env: dict[str, str], log_path: Path, log_bytes: int) -> WorkerProcess:
+    async def spawn(
+        self, argv: list[str], *, env: dict[str, str], log_path: Path, log_bytes: int, cgroup: Path | None = None
+    ) -> WorkerProcess:
         """Start a process in a group of its own; its output goes to log_path, the log before to log_path.1.
+
+        cgroup: the control group that it is put in before it starts
 
         Raises: WorkerLost if it cannot be started.
         """
@@ -64,7 +68,15 @@ class Spawner:
         self._starting[spawn_id] = started
         self._running[spawn_id] = process
         self._tell(
-            {"op": "spawn", "id": spawn_id, "argv": argv, "env": env, "log": str(log_path), "log_bytes": log_bytes}
+            {
+                "op": "spawn",
+                "id": spawn_id,
+                "argv": argv,
+                "env": env,
+                "log": str(log_path),
+                "log_bytes": log_bytes,
+                "cgroup": str(cgroup) if cgroup else "",
+            }
         )
         try:
             process.pid = await started

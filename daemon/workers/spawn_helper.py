@@ -4,7 +4,8 @@ It exists because forking is safe only in a process without threads (gRPC's fork
 parent-death signal follows the thread that made it. Commands come over a socket; when that closes, however the daemon
 ended, every worker's process group is killed and the helper ends.
 
-    daemon -> helper   {"op": "spawn", "id", "argv", "env", "log", "log_bytes"}   {"op": "signal", "id", "signal"}
+    daemon -> helper   {"op": "spawn", "id", "argv", "env", "log", "log_bytes", "cgroup"}
+                       {"op": "signal", "id", "signal"}
     helper -> daemon   {"event": "spawned", "id", "pid"}   {"event": "failed", "id", "error"}
                        {"event": "exited", "id", "status", "signal", "peak_rss_bytes"}
 """
@@ -83,11 +84,15 @@ class SpawnHelper:
         os.set_blocking(output_fd, False)
         helper_pid = os.getpid()
         libc = self._libc
+        cgroup = command["cgroup"]
 
         def in_child() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             for number in IGNORED:  # being ignored would pass on to the worker
                 signal.signal(number, signal.SIG_DFL)
+            if cgroup:  # before it allocates anything
+                with open(os.path.join(cgroup, "cgroup.procs"), "w") as procs:
+                    procs.write("0")
             if os.getppid() != helper_pid:  # the helper died between fork and prctl
                 os._exit(1)
 

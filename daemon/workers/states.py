@@ -14,12 +14,14 @@ class WorkerState(StrEnum):
     STOPPING = "stopping"  # told to end
     BACKOFF = "backoff"  # ended by itself, waits for the next start
     LATCHED = "latched"  # ended too fast too often; waits for an operator
+    SLEEPING = "sleeping"  # ended on an operator's word, and waits to be woken
     LOST = "lost"  # gone or stuck while serving; being cleared away
 
 
 _S = WorkerState
 EDGES: dict[WorkerState, frozenset[WorkerState]] = {
-    _S.STOPPED: frozenset({_S.STARTING}),
+    _S.STOPPED: frozenset({_S.STARTING, _S.SLEEPING}),
+    _S.SLEEPING: frozenset({_S.STARTING, _S.STOPPED}),
     _S.STARTING: frozenset({_S.WARMING, _S.STOPPING, _S.BACKOFF}),
     _S.WARMING: frozenset({_S.READY, _S.STOPPING, _S.BACKOFF}),
     _S.READY: frozenset({_S.DRAINING, _S.LOST}),

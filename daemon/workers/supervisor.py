@@ -15,6 +15,7 @@ import msgspec
 from daemon.events import EventLog
 from daemon.settings import UNIX_PATH_MAX_BYTES, Settings
 from daemon.store.session import Store
+from daemon.workers.cgroup import CgroupTree
 from daemon.workers.history import History
 from daemon.workers.incarnation import Launch
 from daemon.workers.managed import ManagedWorker, Traffic
@@ -39,7 +40,7 @@ def _engine_client(endpoint: str) -> EngineClient:
 class Supervisor:
     """Owner: the Appliance. Event loop only.
 
-    Raises: ConfigError if run_dir is too long a path for sockets.
+    Raises: ConfigError if run_dir is too long a path for sockets, or control groups are wanted and not delegated.
     """
 
     def __init__(
@@ -56,7 +57,12 @@ class Supervisor:
         _require_short(settings.run_dir)
         command = shlex.split(settings.workers.command) or [sys.executable, "-m", "engine.worker"]
         self._settings = settings.workers
-        self._launch = Launch(tuple(command), env or {}, settings.run_dir, settings.logs_dir, spawner, make_client)
+        cgroups = None
+        if settings.workers.cgroups:
+            cgroups = CgroupTree.take_over(settings.workers.memory_max_bytes or None)
+        self._launch = Launch(
+            tuple(command), env or {}, settings.run_dir, settings.logs_dir, spawner, make_client, cgroups
+        )
         self._events = events
         self._traffic = traffic
         self.history = History(store)
@@ -91,6 +97,8 @@ class Supervisor:
             self._events.publish("worker", name, worker.state, worker.state, "knobs changed", **_plain(config.knobs))
             return
         worker.config = config
+        if worker.state is WorkerState.SLEEPING:
+            return  # it starts so when it is woken
         worker.ask_stop(self._settings.stop_grace_s, "its configuration changed", wanted=True)
 
     async def unwant(self, name: str, drain_s: float | None = None, reason: str = "no longer wanted") -> None:
@@ -109,6 +117,24 @@ class Supervisor:
         worker = self._worker(name)
         if worker.wanted:
             worker.ask_stop(self._settings.stop_grace_s if drain_s is None else drain_s, reason, wanted=True)
+
+    async def sleep(self, name: str, drain_s: float | None = None, reason: str = "sleep asked") -> None:
+        """Drain and end it, and keep it down until it is woken. Returns at once. Raises: NotFound"""
+        worker = self._worker(name)
+        if worker.wanted:
+            worker.ask_sleep(self._settings.stop_grace_s if drain_s is None else drain_s, reason)
+
+    async def wake(self, name: str, reason: str = "wake asked") -> None:
+        """Start one that sleeps. Returns at once. Raises: NotFound, Conflict if it does not sleep"""
+        worker = self._worker(name)
+        if worker.state is not WorkerState.SLEEPING:
+            raise Conflict(f"worker {name} is {worker.state}, not sleeping.", "`bayard workers list` shows the states.")
+        worker.ask_stop(0.0, reason, wanted=True)
+
+    async def kill(self, name: str) -> None:
+        """End its process at once; it is started again as after a crash. Raises: NotFound, Conflict if none runs"""
+        if not self._worker(name).kill():
+            raise Conflict(f"worker {name} has no process now.", "`bayard workers list` shows the states.")
 
     async def set_knobs(self, name: str, knobs: Knobs) -> None:
         """Change a running worker without interrupting a stream. Raises: NotFound"""
