@@ -14,25 +14,33 @@ import msgspec
 import torch
 
 from engine.devices import Device
-from engine.errors import BayardError, InvalidParameter, NumericalFault, WorkerError
+from engine.errors import BayardError, DeadlineExceeded, InvalidParameter, NumericalFault, WorkerError
+from engine.grammar import GrammarCompiler, GrammarGate, GrammarState
+from engine.grammar.state import Verdict
 from engine.kv.buffer import allocate_buffer
 from engine.kv.layout import PageLayout
 from engine.kv.manager import KvManager
+from engine.kv.swap import HostPages
 from engine.messages import (
     Embed,
     ErrorInfo,
     FinishReason,
     Knobs,
-    SamplingParams,
     StepReport,
     Submit,
     TokenDelta,
     TokenLogprob,
+    Usage,
     WorkerStats,
 )
+from engine.runner.faults import lost_device
+from engine.runner.launcher import Launcher
 from engine.runner.runner import ForwardModel, LaunchedStep, ModelRunner
+from engine.scheduler.chunk import ScheduledChunk
+from engine.scheduler.intake import submit_of
 from engine.scheduler.request import Request, RequestState
-from engine.scheduler.scheduler import ScheduledChunk, Scheduler
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.totals import Totals
 
 MAX_FAILED_STEPS = 3  # in a row; then the worker is not to be trusted
 
@@ -53,37 +61,73 @@ class EngineCore:
         vocab_size: int,
         overlap: bool | None = None,
         embeds: bool = False,
+        swap_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """embeds: the model states how its texts become vectors.
 
-        overlap: launch a step before the one before it is read; None: where the device runs by itself."""
+        grammars: without it requests that ask for one are refused.
+        swap_bytes: host memory for the pages of preempted requests; 0: they are computed again.
+        """
         self.layout = layout
         self.device = device
         self.kv = KvManager(layout, num_large_pages, prefix_cache=knobs.prefix_cache)
         buffer = allocate_buffer(num_large_pages * layout.large_page_elements, kv_dtype, device.torch_device)
         self.max_context_tokens = self.kv.capacity_tokens(max_context_tokens)
-        self.scheduler = Scheduler(self.kv, knobs, max_context_tokens=self.max_context_tokens, vocab_size=vocab_size)
+        self._host = HostPages(layout, buffer, swap_bytes, device) if swap_bytes else None
+        self.scheduler = Scheduler(
+            self.kv,
+            knobs,
+            max_context_tokens=self.max_context_tokens,
+            vocab_size=vocab_size,
+            host=self._host,
+            clock=clock,
+        )
         views = layout.views(buffer, num_large_pages)
         self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens, vocab_size, embeds=embeds)
+        self.gate = GrammarGate(grammars)
+        self._launcher = Launcher(self.runner, device, layout.page_tokens, self._complete_inflight, self._shed)
         self.on_step: Callable[[list[ScheduledChunk]], None] | None = None  # tests and profiles look in here
         self.overlap = device.runs_behind if overlap is None else overlap
         self._inflight: LaunchedStep | None = None
         self._last_completed = 0.0
         self._pending: list[TokenDelta] = []
         self._failed_steps = 0
-        self._step = 0
-        self._last_step_s = 0.0
-        self._totals = {"prompt": 0, "cached": 0, "output": 0, "aborts": 0, "drafted": 0, "right": 0}
+        self._totals = Totals()
 
     # ---------------------------------------------------------------- requests
 
     def add(self, submit: Submit) -> None:
-        """Take a request; one that can never run ends at once with an error in the next report."""
-        seed = submit.sampling.seed
+        """Take a request; one that can never run ends at once with an error in the next report.
+
+        One with a grammar waits at the gate until that is compiled, while others run.
+        """
         try:
-            self.scheduler.add(submit, seed=secrets.randbits(63) if seed is None else seed)
+            if submit.request_id in self.gate:
+                raise InvalidParameter(f"A request with id {submit.request_id} is already here.", "Use a fresh id.")
+            if submit.sampling.grammar is None:
+                self._schedule(submit, None)
+            else:
+                self.gate.hold(submit)
         except BayardError as error:
             self._refuse(submit.request_id, error)
+
+    def _schedule(self, submit: Submit, grammar: GrammarState | None) -> None:
+        """Raises: BayardError if it could never run."""
+        seed = submit.sampling.seed
+        request = self.scheduler.add(submit, seed=secrets.randbits(63) if seed is None else seed)
+        request.grammar = grammar
+
+    def _let_in(self) -> None:
+        """Requests whose grammar is compiled, or refused, leave the gate."""
+        for released in self.gate.release():
+            try:
+                if isinstance(released.outcome, BayardError):
+                    raise released.outcome
+                self._schedule(released.submit, released.outcome)
+            except BayardError as error:
+                self._refuse(released.submit.request_id, error)
 
     def embed(self, command: Embed) -> None:
         """Take a text to embed: a request that ends with its last hidden state in place of a first token."""
@@ -95,17 +139,7 @@ class EngineCore:
             )
             self._refuse(command.request_id, error)
             return
-        submit = Submit(
-            command.request_id,
-            command.prompt_token_ids,
-            SamplingParams(max_tokens=1, temperature=0.0),
-            command.priority,
-            cache_salt=f"embed:{command.tenant}",
-            tenant=command.tenant,
-            weight=command.weight,
-            deadline_s=command.deadline_s,
-            adapter=command.adapter,
-        )
+        submit = submit_of(command)
         before = self.scheduler.requests.get(command.request_id)
         self.add(submit)
         request = self.scheduler.requests.get(command.request_id)
@@ -114,25 +148,33 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """End a request for its client's sake. An unknown id has already ended: nothing happens."""
+        if self.gate.drop(request_id):
+            self._totals.aborts += 1
+            self._pending.append(TokenDelta(request_id, finish=FinishReason.ABORT, usage=Usage()))
+            return
         request = self.scheduler.requests.get(request_id)
         if request is not None:
-            self._totals["aborts"] += 1
+            self._totals.aborts += 1
             self._pending.append(self._finish(request, FinishReason.ABORT))
 
     def _refuse(self, request_id: str, error: BayardError) -> None:
         self._pending.append(TokenDelta(request_id, finish=FinishReason.ERROR, error=error_info(error)))
 
     def abort_all(self) -> None:
-        for request_id in list(self.scheduler.requests):
+        for request_id in [*self.scheduler.requests, *self.gate.request_ids]:
             self.abort(request_id)
 
     def set_knobs(self, knobs: Knobs) -> None:
         """Takes effect with the next step; running streams go on."""
-        self.scheduler.knobs = knobs
-        self.kv.prefix_cache = knobs.prefix_cache
+        self.scheduler.set_knobs(knobs)
 
     def has_work(self) -> bool:
-        return bool(self.scheduler.requests or self._pending or self._inflight)
+        return bool(self.scheduler.requests or self._pending or self._inflight or self.gate.is_ready)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a request waits for its grammar: has_work may soon be true."""
+        return len(self.gate) > 0
 
     def prepare(self) -> bool:
         """Use an idle moment: get one more thing ready that a later step would wait for. False: all is ready."""
@@ -144,11 +186,14 @@ class EngineCore:
         """Schedule and launch a step, and report what has ended since the last one.
 
         With overlap the tokens reported are those of the step before: this one runs while they are read.
-        Raises: WorkerError after several failed steps in a row.
+        Raises: WorkerError after several failed steps in a row, DeviceLost when there will be no more.
         """
+        self._let_in()
+        self._end_late()
         guessing = self.scheduler.knobs.speculation_tokens > 0  # a guess starts from the newest token
         if self._inflight is not None and (self._inflight.needs_host or guessing):
             self._complete_inflight()
+        self.scheduler.chunk_limit = self._launcher.caution.chunk_tokens
         chunks = self.scheduler.schedule()
         launched = self._launch(chunks) if chunks else None
         if not chunks and self._inflight is None and self.scheduler.requests:
@@ -170,38 +215,23 @@ class EngineCore:
 
     def stats(self) -> WorkerStats:
         """The engine's own figures; a process adds its beat and its memory."""
-        return WorkerStats(
-            step=self._step,
-            running=len(self.scheduler.running),
-            waiting=self.scheduler.num_waiting,
-            kv_pages_total=self.kv.num_pages,
-            kv_pages_active=self.kv.num_active,
-            kv_pages_cached=self.kv.num_idle,
-            page_tokens=self.layout.page_tokens,
-            prompt_tokens_total=self._totals["prompt"],
-            cached_tokens_total=self._totals["cached"],
-            output_tokens_total=self._totals["output"],
-            preemptions_total=self.scheduler.preemptions_total,
-            aborts_total=self._totals["aborts"],
-            draft_tokens_total=self._totals["drafted"],
-            draft_accepted_total=self._totals["right"],
-            last_step_s=self._last_step_s,
-            knobs=self.scheduler.knobs,
-        )
+        return self._totals.stats(self.scheduler, waiting_elsewhere=len(self.gate))
 
     def _launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep | None:
         """Queue the step; None if that failed, its requests being ended."""
-        self._step += 1
+        self._totals.steps += 1
         if self.on_step is not None:
             self.on_step(chunks)
         began = time.perf_counter()
         try:
-            launched = self.runner.launch(chunks)
+            launched = self._launcher.launch(chunks)
         except Exception as error:  # noqa: BLE001 - the border between a step's maths and its requests
             self._fail_step(chunks, error)
             return None
+        if launched is None:
+            return None
         launched.began = began
-        for chunk in chunks:
+        for chunk in launched.chunks:
             self.scheduler.launched(chunk)
         return launched
 
@@ -213,16 +243,18 @@ class EngineCore:
             self._fail_step(launched.chunks, error)
             return
         self._failed_steps = 0
+        self._launcher.caution.went_well(self.scheduler.knobs.prefill_chunk)
         now = time.perf_counter()
         step_s, self._last_completed = now - max(launched.began, self._last_completed), now
-        self._last_step_s = step_s
+        self._totals.last_step_s = step_s
+        self.scheduler.pace.note_chunks(launched.chunks, step_s)
         share_s = step_s / sum(chunk.num_tokens for chunk in launched.chunks)
         for chunk in launched.chunks:
             request = chunk.request
             if request.state is RequestState.FINISHED:
                 continue  # it ended while this step ran: the step's last token is nobody's
             request.device_s += share_s * chunk.num_tokens
-            self._count_prompt(chunk)
+            self._totals.count_prompt(chunk)
             result = sampled.get(request.id)
             if result is not None and result.embedding is not None:
                 delta = self._finish(request, FinishReason.STOP)
@@ -230,20 +262,43 @@ class EngineCore:
                 continue
             if result is not None and result.token_id is None:
                 fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")
-                self._pending.append(self._finish(request, FinishReason.ERROR, error_info(fault)))
+                self._end_with_error(request, fault)
                 continue
             if result is None or result.token_id is None:
                 self.scheduler.completed(chunk, [])
                 continue
             tokens = [result.token_id, *result.followed]
-            self._totals["drafted"] += len(chunk.draft)
-            self._totals["right"] += len(result.followed)
+            self._totals.drafted += len(chunk.draft)
+            self._totals.accepted += len(result.followed)
             self.scheduler.completed(chunk, tokens)
             for token in tokens:
                 if request.finish is None:  # an earlier one of them may have been the last
                     self._pending.append(self._deliver(request, token, result.logprob))
 
+    def _end_late(self) -> None:
+        """End those whose time is up, wherever they are."""
+        for request in self.scheduler.take_expired():
+            self._totals.late += 1
+            self._end_with_error(
+                request,
+                DeadlineExceeded(
+                    f"The request's time was up after {request.num_sampled:,} of at most "
+                    f"{request.sampling.max_tokens:,} tokens, {request.state} then.",
+                    "Give it more time, or fewer tokens to write.",
+                ),
+            )
+
+    def _shed(self, request: Request, error: BayardError) -> None:
+        self._totals.shed += 1
+        self._end_with_error(request, error)
+
+    def _end_with_error(self, request: Request, error: BayardError) -> None:
+        self._pending.append(self._finish(request, FinishReason.ERROR, error_info(error)))
+
     def _fail_step(self, chunks: list[ScheduledChunk], error: Exception) -> None:
+        lost = lost_device(error, str(self.device.torch_device))
+        if lost is not None:
+            raise lost from error
         self._failed_steps += 1
         log.error("step_failed requests=%d in_a_row=%d", len(chunks), self._failed_steps, exc_info=error)
         if self._failed_steps >= MAX_FAILED_STEPS:
@@ -256,21 +311,21 @@ class EngineCore:
             if chunk.request.state is not RequestState.FINISHED:
                 self._pending.append(self._finish(chunk.request, FinishReason.ERROR, info))
 
-    def _count_prompt(self, chunk: ScheduledChunk) -> None:
-        request = chunk.request
-        if chunk.preemptions == 0 and chunk.start < request.num_prompt:
-            self._totals["prompt"] += chunk.num_tokens
-            if chunk.start == request.cached_tokens:
-                self._totals["cached"] += request.cached_tokens
-
     def _deliver(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenDelta:
         """The new token, and the end if it is one. A stop token ends the request and is not delivered itself."""
-        self._totals["output"] += 1
+        self._totals.output_tokens += 1
         request.num_sampled += 1
         p = request.sampling
+        verdict = None if request.grammar is None else request.grammar.accept(token)
+        if request.grammar is not None and request.grammar.failure is not None:
+            return self._finish(request, FinishReason.ERROR, error_info(request.grammar.failure))
+        if verdict is Verdict.ENDED:
+            return self._finish(request, FinishReason.STOP)
         if not p.ignore_eos and token in p.stop_token_ids and request.num_sampled > p.min_tokens:
             return self._finish(request, FinishReason.STOP)
         logprobs = None if logprob is None else [logprob]
+        if verdict is Verdict.COMPLETE:
+            return self._finish(request, FinishReason.STOP, token_ids=[token], logprobs=logprobs)
         length = request.num_prompt + request.num_sampled
         if request.num_sampled >= p.max_tokens or length >= self.max_context_tokens:
             return self._finish(request, FinishReason.LENGTH, token_ids=[token], logprobs=logprobs)

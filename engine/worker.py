@@ -19,7 +19,7 @@ import zmq
 from engine.builder import BuiltEngine, build_engine
 from engine.core import EngineCore, error_info
 from engine.encoder.core import EncoderCore
-from engine.errors import BayardError, WorkerError
+from engine.errors import BayardError, DeviceLost, WorkerError
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -40,10 +40,12 @@ from engine.messages import (
     command_decoder,
     event_encoder,
 )
+from engine.runner.faults import lost_device
 
 EXIT_FAILED = 70
 EXIT_CONFIG = 78
 PROGRESS_EVERY_S = 0.1
+COMPILING_WAIT_S = 0.005  # a grammar's end is no command: it is looked for
 
 log = logging.getLogger("bayard.worker")
 
@@ -74,7 +76,7 @@ class Worker:
         try:
             engine = self._load()
             self._loop(engine)
-        except WorkerError as error:
+        except (WorkerError, DeviceLost) as error:
             self._fail(error_info(error))
             return EXIT_FAILED
         except BayardError as error:
@@ -82,6 +84,10 @@ class Worker:
             return EXIT_CONFIG
         except Exception as error:  # the process border: said once, then the supervisor decides
             log.exception("worker_failed")
+            lost = lost_device(error, self.config.device)
+            if lost is not None:
+                self._fail(error_info(lost))
+                return EXIT_FAILED
             self._fail(ErrorInfo("worker_error", f"{type(error).__name__}: {error}", "See the worker's log."))
             return EXIT_FAILED
         finally:
@@ -120,7 +126,7 @@ class Worker:
         core = engine.core
         while not self._stopping:
             idle = not core.has_work() and not self._unprepared
-            self._take_commands(core, wait_s=self.config.heartbeat_s if idle else 0.0)
+            self._take_commands(core, wait_s=self._idle_wait_s(core) if idle else 0.0)
             self._beat += 1
             if core.has_work():
                 report = core.step()
@@ -128,6 +134,7 @@ class Worker:
             elif self._unprepared:
                 self._unprepared = core.prepare()
             if time.monotonic() - self._last_sent_mono >= self.config.heartbeat_s:
+                engine.device.synchronize()  # a device that was lost while nothing ran says so here
                 self._send(Heartbeat(self._completed(engine, core.stats())))
             if os.getppid() != self._parent:
                 log.error("daemon_gone parent=%d", self._parent)
@@ -136,6 +143,10 @@ class Worker:
         if core.has_work():
             self._send(core.step())
         log.info("worker_stopped")
+
+    def _idle_wait_s(self, core: EngineCore | EncoderCore) -> float:
+        compiling = isinstance(core, EngineCore) and core.is_compiling
+        return COMPILING_WAIT_S if compiling else self.config.heartbeat_s
 
     def _take_commands(self, core: EngineCore | EncoderCore, wait_s: float) -> None:
         """Handle all that waits; with nothing to do, wait for the first one."""

@@ -6,7 +6,7 @@ parameters alone. Rows that take their largest logit are not touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,12 +50,14 @@ class DrawnLogprobs:
 
 def can_draw(request: Request) -> bool:
     """Whether the device can choose this request's next token by itself."""
-    return request.sampling.grammar is None
+    # Log-probabilities are the model's own: the sampler keeps the row from before its grammar's mask.
+    return request.grammar is None or request.sampling.top_logprobs is None
 
 
-def plan_draw(requests: list[Request], counts: TokenCounts) -> Draw | None:
+def plan_draw(requests: list[Request], counts: TokenCounts, ahead: Sequence[int] = ()) -> Draw | None:
     """What to choose for a batch's rows; None if all take their largest logit and no more is wanted.
 
+    ahead: guessed tokens between each row's request and the row; none if empty
     Mutates: counts, which expects the tokens to be drawn
     """
     rows: list[int] = []
@@ -67,18 +69,20 @@ def plan_draw(requests: list[Request], counts: TokenCounts) -> Draw | None:
     for row, request in enumerate(requests):
         if request.is_plain_greedy:
             continue
+        guessed = ahead[row] if ahead else 0
+        masks_stops = request.masks_stops_after(guessed)
         p = request.sampling
         if p.top_logprobs is not None:
             logprob_rows.append(row)
             most = max(most, p.top_logprobs)
         if p.logit_bias:
             added += [(row, token, bias) for token, bias in p.logit_bias.items()]
-        if request.masks_stops:
+        if masks_stops:
             added += [(row, token, float("-inf")) for token in p.stop_token_ids]
-        if p.temperature == 0.0 and not (request.has_penalties or p.logit_bias or request.masks_stops):
+        if p.temperature == 0.0 and not (request.has_penalties or p.logit_bias or masks_stops):
             continue
         rows.append(row)
-        number = uniform(request.seed, len(request.token_ids))
+        number = uniform(request.seed, len(request.token_ids) + guessed)
         settings.append(
             (p.temperature, p.top_p, p.min_p, p.top_k, number,
              p.repetition_penalty, p.presence_penalty, p.frequency_penalty)

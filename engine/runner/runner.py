@@ -8,7 +8,7 @@ pool into the next step, and a pinned copy of them follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
@@ -20,13 +20,14 @@ from engine.kernels import registry
 from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
 from engine.layers.pooling import unit
+from engine.runner.constrain import constrain, is_constrained
 from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
 from engine.runner.sampler import Sampled, sample
 from engine.runner.token_counts import TokenCounts
+from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import PENDING, Request
-from engine.scheduler.scheduler import ScheduledChunk
 from engine.speculative import accepted
 
 FIRST_POOL = 4096  # places for last tokens; growing past it captures every graph again
@@ -136,7 +137,7 @@ class ModelRunner:
         if alone:
             sampling = arrays.slots[[chunk.samples for chunk in chunks]]
             return self._drawn(chunks, samplers, logits, self._pick_greedy(logits), sampling, in_pool=False)
-        results = _by_id(samplers, self._checked(logits, chunks) if drafts else sample(logits, samplers))
+        results = _by_id(samplers, self._checked(logits, chunks))
         return LaunchedStep(chunks, True, lambda: results)
 
     def _embedded(self, batch: ForwardBatch, chunks: list[ScheduledChunk], samplers: list[Request]) -> LaunchedStep:
@@ -161,19 +162,34 @@ class ModelRunner:
     def _checked(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> list[Sampled]:
         """One result a sampling chunk: of a draft, the model's own tokens as far as the guesses were right."""
         sampling = [chunk for chunk in chunks if chunk.samples]
-        ends = list(accumulate(1 + len(chunk.draft) for chunk in sampling))
-        last_rows = torch.tensor([end - 1 for end in ends], device=logits.device)
-        plain = sample(logits[last_rows], [chunk.request for chunk in sampling])
-        picked = self._pick_greedy(logits).tolist()
-        results = []
-        for chunk, end, result in zip(sampling, ends, plain, strict=True):
-            if not chunk.draft:
-                results.append(result)
-                continue
-            choices = picked[end - 1 - len(chunk.draft) : end]
-            tokens = [token for token in choices[: accepted(chunk.draft, choices) + 1] if token >= 0]
-            results.append(Sampled(tokens[0], followed=tuple(tokens[1:])) if tokens else Sampled(None))
-        return results
+        requests, drafts = [chunk.request for chunk in sampling], [chunk.draft for chunk in sampling]
+        if self.device.capabilities.graphs and all(can_draw(request) for request in requests):
+            return self._checked_there(logits, requests, drafts)
+        return sample(logits, requests, drafts, pick_greedy=self._pick_greedy)
+
+    def _checked_there(
+        self, logits: torch.Tensor, requests: list[Request], drafts: list[tuple[int, ...]]
+    ) -> list[Sampled]:
+        """The same with every row's token chosen on the device, at once."""
+        picked = self._pick_greedy(logits)
+        if is_constrained(requests):
+            picked = constrain(logits, picked, requests, drafts, self.device.copy_to_device)
+        rows = [request for request, draft in zip(requests, drafts, strict=True) for _ in range(1 + len(draft))]
+        ahead = [n for draft in drafts for n in range(1 + len(draft))]
+        plan = plan_draw(rows, self._counts, ahead)
+        logprobs: DrawnLogprobs | None = None
+        if plan is not None:
+            picked, logprobs = draw(logits, picked, plan, self._counts, self._choose, self.device)
+        found = reader(rows, picked, logprobs, self.device)()
+        out, at = [], 0
+        for draft in drafts:
+            count = 1 + len(draft)
+            tokens = [result.token_id for result in found[at : at + count]]
+            right = accepted(draft, tokens)
+            followed = tuple(token for token in tokens[1 : right + 1] if token is not None)
+            out.append(replace(found[at], followed=followed))
+            at += count
+        return out
 
     def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""
@@ -199,14 +215,17 @@ class ModelRunner:
 
         in_pool: the tokens picked are in the pool already
         """
+        constrained = is_constrained(samplers)
+        if constrained:
+            picked = constrain(logits, picked, samplers, [()] * len(samplers), self.device.copy_to_device)
         plan = plan_draw(samplers, self._counts)
         logprobs: DrawnLogprobs | None = None
         if plan is not None:
             picked, logprobs = draw(logits, picked, plan, self._counts, self._choose, self.device)
-        if plan is not None or not in_pool:
+        if plan is not None or constrained or not in_pool:
             self._ensure_pool()[self.device.copy_to_device(slots).to(self.device.index_dtype)] = picked
         read = reader(samplers, picked, logprobs, self.device)
-        return LaunchedStep(chunks, False, lambda: _by_id(samplers, read()))
+        return LaunchedStep(chunks, constrained, lambda: _by_id(samplers, read()))
 
     def _ensure_logits(self, rows: int) -> torch.Tensor:
         """A buffer that graphs leave their logits in, large enough for the size that rows need."""

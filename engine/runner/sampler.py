@@ -7,13 +7,15 @@ against the cumulative distribution of the filtered row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.kernels import reference
 from engine.kernels.reference_sampling import MIN_TEMPERATURE
 from engine.messages import SamplingParams, TokenLogprob
+from engine.runner.constrain import constrain, is_constrained
 from engine.scheduler.request import Request
 
 NUCLEUS_CANDIDATES = 256  # sorted first; the whole row is sorted only if the nucleus is larger
@@ -30,21 +32,59 @@ class Sampled:
     embedding: bytes | None = None  # little-endian float32, of length one
 
 
-def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
-    """One token a row.
+def sample(
+    logits: torch.Tensor,
+    requests: list[Request],
+    drafts: Sequence[Sequence[int]] = (),
+    *,
+    pick_greedy: Callable[[torch.Tensor], torch.Tensor] = reference.pick_greedy,
+) -> list[Sampled]:
+    """What each request's rows say: its next token and, as far as guesses were right, those after it.
 
-    Shapes: logits [R, vocab] float32, row i for requests[i]. Mutates: logits, each request's scratch.
+    drafts are the guesses after each request's newest token, none if empty; a request has one row more than guesses.
+    Shapes: logits [R, vocab] float32, row after row in the order of requests. Mutates: logits, each request's scratch
     """
-    greedy = reference.pick_greedy(logits).tolist()
+    drafts = drafts or [()] * len(requests)
+    greedy = pick_greedy(logits)
+    raw: dict[int, torch.Tensor] = {}  # rows as the model gave them, where a grammar's mask comes between
+    if is_constrained(requests):
+        raw = _unmasked(logits, requests, drafts)
+        greedy = constrain(logits, greedy, requests, drafts, lambda array: torch.from_numpy(array).to(logits.device))
+    best = greedy.tolist()
     out = []
-    for row, request in enumerate(requests):
-        if greedy[row] < 0:
-            out.append(Sampled(None))
-        elif request.is_plain_greedy:
-            out.append(Sampled(greedy[row]))
-        else:
-            out.append(_sample_row(logits[row], request))
+    at = 0
+    for request, draft in zip(requests, drafts, strict=True):
+        first = _one(logits, at, request, 0, best[at], raw.get(at))
+        token, followed = first.token_id, []
+        for ahead, guess in enumerate(draft, start=1):
+            if token != guess:
+                break
+            token = _one(logits, at + ahead, request, ahead, best[at + ahead], None).token_id
+            if token is None:
+                break
+            followed.append(token)
+        out.append(replace(first, followed=tuple(followed)) if followed else first)
+        at += 1 + len(draft)
     return out
+
+
+def _one(
+    logits: torch.Tensor, row: int, request: Request, ahead: int, greedy: int, raw: torch.Tensor | None
+) -> Sampled:
+    if greedy < 0:
+        return Sampled(None)
+    return Sampled(greedy) if request.is_plain_greedy else _sample_row(logits[row], request, ahead, raw)
+
+
+def _unmasked(
+    logits: torch.Tensor, requests: list[Request], drafts: Sequence[Sequence[int]]
+) -> dict[int, torch.Tensor]:
+    rows, at = {}, 0
+    for request, draft in zip(requests, drafts, strict=True):
+        if request.grammar is not None and request.sampling.top_logprobs is not None:
+            rows[at] = logits[at].clone()
+        at += 1 + len(draft)
+    return rows
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -57,17 +97,20 @@ def uniform(seed: int, counter: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def _sample_row(row: torch.Tensor, request: Request) -> Sampled:
+def _sample_row(row: torch.Tensor, request: Request, ahead: int, raw: torch.Tensor | None) -> Sampled:
+    """ahead: guessed tokens before this row's. raw: the row as the model gave it; None: row itself."""
     p = request.sampling
-    raw = row.clone() if p.top_logprobs is not None else row
+    if raw is None:
+        raw = row.clone() if p.top_logprobs is not None else row
     if p.logit_bias:
         ids = torch.tensor(list(p.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(p.logit_bias.values()), dtype=row.dtype, device=row.device)
-    if request.masks_stops:
+    if request.masks_stops_after(ahead):
         row[torch.tensor(p.stop_token_ids, device=row.device)] = float("-inf")
     if request.has_penalties:
         _penalise(row, request)
-    token = int(row.argmax()) if p.temperature == 0.0 else _draw(row, p, uniform(request.seed, len(request.token_ids)))
+    number = uniform(request.seed, len(request.token_ids) + ahead)
+    token = int(row.argmax()) if p.temperature == 0.0 else _draw(row, p, number)
     return Sampled(token, _logprob(raw, token, p.top_logprobs) if p.top_logprobs is not None else None)
 
 

@@ -10,6 +10,7 @@ from engine.kv.manager import SequencePages
 from engine.messages import FinishReason, SamplingParams, Usage
 
 if TYPE_CHECKING:
+    from engine.grammar import GrammarState
     from engine.kv.swap import SavedPages
 
 PENDING = -1  # stands for a token that was sampled but has not come to the host yet
@@ -54,6 +55,7 @@ class Request:
     draft_misses: int = 0  # guesses in a row of which nothing was right
     draft_pause: int = 0  # steps to go before the next guess
     embeds: bool = False  # its last hidden state is wanted, not a token after it
+    grammar: GrammarState | None = None  # what its output is kept to
     scratch: dict[str, object] = field(default_factory=dict)  # the sampler's per-request state
 
     @property
@@ -86,8 +88,12 @@ class Request:
 
     @property
     def masks_stops(self) -> bool:
+        return self.masks_stops_after(0)
+
+    def masks_stops_after(self, ahead: int) -> bool:
+        """Whether stop tokens may not come yet, that many tokens from now."""
         p = self.sampling
-        return bool(p.stop_token_ids) and not p.ignore_eos and self.num_output < p.min_tokens
+        return bool(p.stop_token_ids) and not p.ignore_eos and self.num_output + ahead < p.min_tokens
 
     @property
     def place(self) -> tuple[int, int]:

@@ -26,7 +26,7 @@ def propose(tokens: Sequence[int], count: int) -> list[int]:
     return []
 
 
-def accepted(draft: Sequence[int], picked: Sequence[int]) -> int:
+def accepted(draft: Sequence[int], picked: Sequence[int | None]) -> int:
     """How many leading drafted tokens the model itself picked. picked[i] is its choice where draft[i] stands."""
     count = 0
     while count < len(draft) and draft[count] == picked[count]:

@@ -6,6 +6,8 @@ lost write or a wrong window changes its tokens.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from engine.batch import ForwardBatch
 from engine.core import EngineCore
 from engine.devices.cpu import CpuDevice
+from engine.grammar import GrammarCompiler
 from engine.kv.layout import solve_layout
 from engine.messages import Knobs
 from engine.spec.model_spec import (
@@ -125,6 +128,9 @@ def core_of(
     model: HashModel | None = None,
     device: CpuDevice | None = None,
     overlap: bool | None = None,
+    grammars: GrammarCompiler | None = None,
+    swap_large_pages: int = 0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     layout = solve_layout(spec, bytes_per_element=4, page_tokens=page_tokens)
     return EngineCore(
@@ -137,4 +143,7 @@ def core_of(
         knobs=knobs or Knobs(max_running=8, token_budget=32, prefill_chunk=16),
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,
+        grammars=grammars,
+        swap_bytes=swap_large_pages * layout.large_page_elements * 4,
+        clock=clock,
     )

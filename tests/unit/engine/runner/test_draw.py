@@ -142,6 +142,8 @@ def test_greedy_batch_has_nothing_to_draw():
     assert counts.table.shape[0] == 0
 
 
-def test_only_a_grammar_is_left_to_the_host():
-    assert not can_draw(request(1, grammar=Grammar(GrammarKind.JSON_OBJECT)))
+def test_only_a_grammar_with_log_probabilities_is_left_to_the_host():
+    constrained = request(1, top_logprobs=1, grammar=Grammar(GrammarKind.JSON_OBJECT))
+    constrained.grammar = object()
+    assert not can_draw(constrained)
     assert all(can_draw(request(1, **params)) for params in FILTERS + OWN_TOKENS + WITH_LOGPROBS)

@@ -1,0 +1,56 @@
+"""Grammar masks on a step's logits: filled on the host while the device computes, applied there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.scheduler.request import Request
+
+Send = Callable[[NDArray[np.int32]], torch.Tensor]
+
+
+def is_constrained(requests: Sequence[Request]) -> bool:
+    return any(request.grammar is not None for request in requests)
+
+
+def constrain(
+    logits: torch.Tensor,
+    picked: torch.Tensor,
+    requests: Sequence[Request],
+    drafts: Sequence[Sequence[int]],
+    send: Send,
+) -> torch.Tensor:
+    """Forbid what grammars do not allow, and choose those rows' largest logits again. -1 stays: a row not finite.
+
+    drafts are the guesses after each request's newest token; a request has one row more than guesses. A grammar that
+    fails says so in its state, and its rows stay as they are.
+    Shapes: logits [R, vocab] float32; picked [R] int32 -> [R] int32. Mutates: logits, the grammars' failure
+    """
+    rows: list[int] = []
+    masks = []
+    words = -(-logits.shape[1] // 32)
+    at = 0
+    for request, draft in zip(requests, drafts, strict=True):
+        count = 1 + len(draft)
+        if request.grammar is not None:
+            mask = np.full((count, max(words, request.grammar.words)), -1, np.int32)
+            may_stop = [not request.masks_stops_after(ahead) for ahead in range(count)]
+            request.grammar.fill_guessed(mask[:, : request.grammar.words], draft, may_stop=may_stop)
+            masks.append(mask[:, :words])
+            rows += range(at, at + count)
+        at += count
+    if not rows:
+        return picked
+    index = send(np.array(rows, np.int32)).long()
+    bits = send(np.ascontiguousarray(np.concatenate(masks)))
+    places = torch.arange(logits.shape[1], device=logits.device)
+    allowed = (bits[:, places >> 5] >> (places & 31).to(torch.int32)) & 1
+    masked = logits[index].masked_fill_(allowed == 0, float("-inf"))
+    logits[index] = masked
+    out = picked.clone()
+    out[index] = torch.where(picked[index] < 0, picked[index], masked.argmax(dim=-1).to(picked.dtype))
+    return out
