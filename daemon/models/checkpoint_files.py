@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,12 @@ _TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "README.md",
 )
+_STEP_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # of sentence-transformers: 1_Pooling and the like
 _LICENCE_PREFIXES = ("license", "licence", "notice", "copying")
 _LICENCE_MAX_BYTES = 256 << 10
 
@@ -88,6 +93,8 @@ def files_of(spec: ModelSpec, path: Path) -> tuple[SourceFile, ...]:
     for entry in path.iterdir():
         if entry.is_file() and (entry.name in _TEXT_FILES or entry.name.lower().startswith(_LICENCE_PREFIXES)):
             names.add(entry.name)
+        elif entry.is_dir() and _STEP_FOLDER.fullmatch(entry.name) and (entry / "config.json").is_file():
+            names.add(f"{entry.name}/config.json")
     return tuple(_source(path / name, name) for name in sorted(names))
 
 

@@ -58,7 +58,8 @@ class Transfer:
             )
         records = [self._pass(file, folder / file.relative) for file in files]
         (folder / _MANIFEST).unlink()
-        fsync_folder(folder)
+        for place in {folder, *((folder / file.relative).parent for file in files)}:
+            fsync_folder(place)
         return records
 
     def _pass(self, file: SourceFile, target: Path | None) -> FileRecord:
@@ -68,6 +69,7 @@ class Transfer:
                 if target is None:
                     digest = self._digest(source, None, file.relative)
                 else:
+                    target.parent.mkdir(parents=True, exist_ok=True)
                     with target.open("r+b" if target.exists() else "w+b") as copy:
                         digest = self._digest(source, copy, file.relative)
                         copy.truncate(file.size_bytes)

@@ -22,9 +22,17 @@ def explain_choices(
             profile.weight_format,
             "as stored in the checkpoint; this version converts nothing on load",
         ),
-        _kv(profile),
+        *((_kv(profile),) if profile.generates else ()),
         _context(profile, budget, wanted_context),
-        _pool(profile, budget, wanted_pool),
+        *((_pool(profile, budget, wanted_pool),) if profile.generates else ()),
+        *(_streams(profile, goal, budget) if profile.generates else (_texts(profile, goal, budget),)),
+        *_threads(profile, budget),
+    )
+    return replace(profile, choices=choices)
+
+
+def _streams(profile: Profile, goal: Goal, budget: DeviceBudget) -> tuple[Choice, ...]:
+    return (
         Choice(
             "streams in a step",
             f"{profile.knobs.max_running:,}",
@@ -37,9 +45,16 @@ def explain_choices(
             f"the longest whose step is to end within {human_seconds(goal.step_target_s(budget.on_cpu))}, "
             "so that running streams do not pause longer",
         ),
-        *_threads(profile, budget),
     )
-    return replace(profile, choices=choices)
+
+
+def _texts(profile: Profile, goal: Goal, budget: DeviceBudget) -> Choice:
+    return Choice(
+        "texts in a step",
+        f"{profile.knobs.max_running:,} of {profile.knobs.token_budget:,} tokens",
+        f"as many as are to be embedded within {human_seconds(goal.step_target_s(budget.on_cpu))}, "
+        "so that a text that comes meanwhile does not wait longer; nothing is kept between steps",
+    )
 
 
 def _device(profile: Profile, budget: DeviceBudget, rates: DeviceRates) -> Choice:

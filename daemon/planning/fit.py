@@ -84,9 +84,14 @@ class FitModel:
         element = DTYPE_BYTES[self.dtype]
         layer_bytes = tokens * (3 * hidden + widest) * element
         rows = min(knobs.max_running, knobs.token_budget)
-        logits_bytes = rows * self.spec.vocab_size * 4 * 3  # logits, their sorted copy and the probabilities
+        # Logits, their sorted copy and the probabilities.
+        logits_bytes = rows * self.spec.vocab_size * 4 * 3 if self.spec.generates else 0
         size = int(_ACTIVATION_SLACK * (layer_bytes + logits_bytes))
-        return MemoryItem(ACTIVATIONS, size, f"a step of {tokens:,} tokens, {rows:,} rows of logits")
+        return MemoryItem(
+            ACTIVATIONS,
+            size,
+            f"a step of {tokens:,} tokens, {rows:,} {'rows of logits' if self.spec.generates else 'texts'}",
+        )
 
     def runtime(self) -> MemoryItem:
         size = _CPU_LOADED_BYTES + _CPU_WARM_BYTES if self.on_cpu else _GPU_RUNTIME_BYTES
@@ -101,6 +106,8 @@ class FitModel:
         return self.weights().size_bytes + _CPU_LOADED_BYTES
 
     def kv(self, kv_tokens: int) -> MemoryItem:
+        if self.spec.is_encoder:
+            return MemoryItem(KV_PAGES, 0, "none: an encoder keeps nothing of a text")
         pages = self.pages_for(kv_tokens)
         detail = f"{human_tokens(kv_tokens)} tokens at {human_bytes(self.kv_bytes_per_token)}, {self.kv_dtype}"
         return MemoryItem(KV_PAGES, pages * self.page_bytes, detail)

@@ -25,6 +25,7 @@ SMALLEST_CONTEXT_TOKENS = 1024
 # A CPU's memory also holds everything else on the box; a pool takes no more than this of what is left, unless asked.
 _HOST_POOL_SHARE = 0.5
 _CHUNK_MIN_TOKENS = 32
+_TEXTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Planner:
                 continue
             if request.device not in (None, budget.device):
                 continue
-            for kv_dtype in _kv_dtypes(budget, request):
+            for kv_dtype in _kv_dtypes(budget, request)[: 1 if spec.is_encoder else None]:
                 attempt = _Attempt(self, spec, traffic, budget, request, kv_dtype)
                 profile = attempt.solve()
                 if profile is None:
@@ -143,6 +144,9 @@ class _Attempt:
         """Batch and chunk from the roofline: the largest chunk whose step keeps within the strategy's pause."""
         target_s = self.goal.step_target_s(self.budget.on_cpu)
         largest = max(_CHUNK_MIN_TOKENS, min(self.goal.chunk_max_tokens, self.spec.max_context_tokens))
+        if self.spec.is_encoder:  # a step is a batch of texts; the budget is what bounds it
+            chunk = self.speed().chunk_for(target_s, 0, _CHUNK_MIN_TOKENS, self.goal.chunk_max_tokens)
+            return Knobs(max_running=max(self.users, _TEXTS_AT_ONCE), token_budget=chunk, prefill_chunk=chunk)
         chunk = self.speed().chunk_for(target_s, self.users, _CHUNK_MIN_TOKENS, largest)
         return Knobs(max_running=self.users, token_budget=self.users + chunk, prefill_chunk=chunk, prefix_cache=True)
 
@@ -182,6 +186,9 @@ class _Attempt:
     def solve(self) -> Profile | None:
         """The nearest to what was wanted that fits: first a smaller pool, then a shorter context."""
         knobs = self.knobs()
+        if self.spec.is_encoder:
+            fits = self.fit().fixed_bytes(knobs) <= self.budget.usable_bytes
+            return self._profile(self.wanted_context(), 0, knobs) if fits else None
         room = self.room(knobs)
         least_context, least_pool = self.smallest()
         if room < least_pool:
@@ -215,12 +222,15 @@ class _Attempt:
             knobs=knobs,
             memory=fit.estimate(knobs, pool),
             speed=self.speed().estimate(knobs, context),
+            generates=self.spec.generates,
         )
         return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.own_pool(context))
 
     def note(self, profile: Profile) -> str:
         if profile.context_tokens < self.wanted_context():
             return f"context cut from {human_tokens(self.wanted_context())} to what fits"
+        if self.spec.is_encoder:
+            return "embeds alone"
         if profile.kv_tokens < self.wanted_pool(profile.context_tokens):
             return f"room for {human_tokens(profile.kv_tokens)} tokens at once"
         return ""

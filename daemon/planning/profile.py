@@ -76,6 +76,7 @@ class Profile:
     memory: MemoryEstimate
     speed: SpeedEstimate
     choices: tuple[Choice, ...] = ()
+    generates: bool = True  # False: an encoder, which embeds texts and keeps no KV
 
     def with_model(self, name: str, path: str) -> Profile:
         """The same profile under the name and place a model has once it is imported."""

@@ -27,8 +27,7 @@ def answer_text(answer: PlanAnswer) -> str:
     else:
         lines.append(
             f"{answer.model}: yes, on {chosen.device_name} ({chosen.device}) for {answer.strategy.value}: "
-            f"{human_rate(chosen.speed.decode_tok_s)} tok/s alone, {human_rate(chosen.speed.batch_tok_s)} tok/s over "
-            f"{chosen.knobs.max_running} streams, first token of 512 after {human_seconds(chosen.speed.first_token_s)}."
+            f"{_speed(chosen)}."
         )
     if answer.candidates:
         lines += ["", *_candidates(answer.candidates)]
@@ -42,6 +41,16 @@ def answer_text(answer: PlanAnswer) -> str:
     if answer.notes:
         lines += ["", "notes", *_indented(answer.notes)]
     return "\n".join(lines)
+
+
+def _speed(chosen: Profile) -> str:
+    speed = chosen.speed
+    if not chosen.generates:
+        return f"it embeds {human_rate(speed.prefill_tok_s)} tokens a second"
+    return (
+        f"{human_rate(speed.decode_tok_s)} tok/s alone, {human_rate(speed.batch_tok_s)} tok/s over "
+        f"{chosen.knobs.max_running} streams, first token of 512 after {human_seconds(speed.first_token_s)}"
+    )
 
 
 def _candidates(candidates: Sequence[Candidate]) -> list[str]:
