@@ -7,11 +7,11 @@ p - window + 1 .. p. Grids depend on shapes alone, never on lengths, so that a s
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
+
+from engine.kernels.triton import attention_tiles as tiles
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 32
@@ -84,8 +84,10 @@ def _prefill_kernel(
     first_position = context - count + local
     last_position = tl.minimum(first_position + BLOCK_Q, context) - 1
     start = 0
+    window_end = 0  # keys before it are outside the window of some query
     if WINDOW > 0:
         start = tl.maximum(0, first_position - WINDOW + 1) // BLOCK_N * BLOCK_N
+        window_end = last_position - WINDOW + 1
     table = block_tables + sequence.to(tl.int64) * table_stride
     base = view + kv_head * head_stride
     # Tiles wholly below the diagonal and inside every window need no mask.
@@ -97,7 +99,7 @@ def _prefill_kernel(
         )
         k_tile = tl.load(rows_at[None, :] + lanes[:, None], mask=exists[None, :] & in_dim[:, None], other=0.0)
         s = _scores(queries, k_tile.to(queries.dtype), scale, SOFTCAP)
-        if WINDOW > 0 or tile >= plain_end:
+        if (tile >= plain_end) | (tile < window_end):
             seen = keys[None, :] <= position[:, None]
             if WINDOW > 0:
                 seen = seen & (keys[None, :] > position[:, None] - WINDOW)
@@ -242,20 +244,19 @@ def _prefill(
     groups, page = view.shape[2], view.shape[3]
     repeat = num_heads // groups
     repeat_pad = triton.next_power_of_2(repeat)
-    block_m = max(16, repeat_pad, 128 if dim <= 128 else 64)
+    tile = tiles.prefill_tile(
+        dim, view.element_size(), windowed=window_tokens is not None, shared_bytes=tiles.shared_bytes(q.device)
+    )
+    block_m = max(tile.block_m, repeat_pad)
     block_q = block_m // repeat_pad
     sequences = context_lens.shape[0]
-    # The queries stay in shared memory too. Two 128-key tiles in flight beat three of 64 where they fit.
-    row_bytes = max(16, triton.next_power_of_2(dim)) * max(2, view.element_size())
-    shared = _shared_bytes(q.device) - block_m * row_bytes
-    block_n = 128 if 2 * 2 * 128 * row_bytes <= shared else 64 if 2 * 64 * row_bytes <= shared else 32
     _prefill_kernel[(num_tokens // block_q + sequences, groups)](
         q, view, out, block_tables, query_starts, context_lens, q if sinks is None else sinks,
         q.stride(0), q.stride(1), out.stride(0), block_tables.stride(0),
         view.stride(0), view.stride(1), view.stride(2), sequences, scale,
-        repeat, repeat_pad, block_q, block_m, block_n, dim, max(16, triton.next_power_of_2(dim)), page,
+        repeat, repeat_pad, block_q, block_m, tile.block_n, dim, max(16, triton.next_power_of_2(dim)), page,
         window_tokens or 0, softcap or 0.0, sinks is not None, SEARCH_STEPS,
-        num_warps=8 if block_m >= 128 else 4, num_stages=_stages(block_n, view, shared),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
@@ -286,24 +287,10 @@ def _decode(
         num_heads, scale,
         repeat, max(16, triton.next_power_of_2(repeat)), 64, dim, block_d,
         page, window_tokens or 0, softcap or 0.0, sinks is not None, splits,
-        num_warps=2 if dim <= 128 else 4, num_stages=_stages(64, view, 96 << 10),
+        num_warps=2 if dim <= 128 else 4, num_stages=tiles.stages(64, dim, view.element_size(), 96 << 10),
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(sequences * num_heads,)](partial, stats, out, dim, block_d, splits, num_warps=2)
-
-
-def _stages(block_n: int, view: torch.Tensor, budget_bytes: int) -> int:
-    """Tiles of K and V in flight that fit the budget: 3 at most."""
-    tile_bytes = 2 * block_n * triton.next_power_of_2(view.shape[4]) * max(2, view.element_size())
-    return max(1, min(3, int(budget_bytes // tile_bytes)))
-
-
-@functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    """Shared memory one program may use; of a GPU that does not say, what the oldest supported have."""
-    if device.type != "cuda":
-        return 96 << 10
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10))
 
 
 def num_splits(programs: int, longest_tokens: int) -> int:

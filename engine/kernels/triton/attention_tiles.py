@@ -1,0 +1,66 @@
+"""Tile sizes of the attention kernels: measured ones where there are any, else what fits the shared memory.
+
+MEASURED is chosen from by what a device can hold, never by its name. `python -m bench.kernels` and a profile of a
+prompt say what a change does.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+SMALLEST_SHARED_BYTES = 96 << 10  # of the oldest GPUs that are supported
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A program's share of the work: query rows (heads of one KV head side by side), keys a turn."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    dim: int  # head sizes up to this, and above the entry before
+    windowed: bool
+    shared_bytes: int  # that a program must be able to use
+    tile: Tile
+
+
+# One row a kind of prompt attention, on a device with 227 KiB a program; see docs/performance.md for the machine.
+MEASURED: tuple[_Measured, ...] = ()
+
+
+def prefill_tile(dim: int, element_bytes: int, *, windowed: bool, shared_bytes: int) -> Tile:
+    """Tiles for prompts' chunks and mixed batches."""
+    padded = max(16, triton.next_power_of_2(dim))
+    for row in MEASURED:
+        if padded == row.dim and windowed == row.windowed and shared_bytes >= row.shared_bytes and element_bytes == 2:
+            return row.tile
+    block_m = 128 if dim <= 128 else 64
+    row_bytes = padded * max(2, element_bytes)
+    # The queries stay in shared memory too. Two 128-key tiles in flight beat three of 64 where they fit.
+    left = shared_bytes - block_m * row_bytes
+    block_n = 128 if 2 * 2 * 128 * row_bytes <= left else 64 if 2 * 64 * row_bytes <= left else 32
+    return Tile(block_m, block_n, 8 if block_m >= 128 else 4, stages(block_n, dim, element_bytes, left))
+
+
+def stages(block_n: int, dim: int, element_bytes: int, budget_bytes: int) -> int:
+    """Tiles of K and V in flight that fit the budget: 3 at most."""
+    tile_bytes = 2 * block_n * triton.next_power_of_2(dim) * max(2, element_bytes)
+    return max(1, min(3, int(budget_bytes // tile_bytes)))
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory one program may use; of a GPU that does not say, what the oldest supported have."""
+    if device.type != "cuda":
+        return SMALLEST_SHARED_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", SMALLEST_SHARED_BYTES))
