@@ -34,6 +34,7 @@ from engine.errors import BayardError
 if TYPE_CHECKING:
     from daemon.models.operations import Operations
     from daemon.models.registry import ModelRegistry
+    from daemon.responses.archive import ResponseArchive
     from daemon.serving.embedding import EmbeddingPath
     from daemon.serving.path import ServingPath
     from daemon.strategy.controller import PlanController
@@ -103,6 +104,7 @@ class Appliance:
     tenants: TenantService
     serving: ServingPath
     embedding: EmbeddingPath
+    responses: ResponseArchive
     controller: PlanController
 
     async def start(self) -> None:
@@ -231,6 +233,7 @@ class Appliance:
 
     def _build(self) -> None:
         from daemon.models.operations import Operations
+        from daemon.responses.archive import ResponseArchive
         from daemon.serving.embedding import EmbeddingPath
         from daemon.serving.path import ServingPath
         from daemon.serving.settlement import Settlement
@@ -251,6 +254,7 @@ class Appliance:
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
         settlement = Settlement(self.tenants, self.router, self.metrics, self.serving.live, self.serving.recent)
         self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, settlement)
+        self.responses = ResponseArchive(self.store, settings.limits.stored_response_days)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)

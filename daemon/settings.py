@@ -98,6 +98,9 @@ class LimitSettings(Section):
     )
     max_body_bytes: int = Field(default=8 << 20, ge=1024, description="Largest request body.")
     max_choices: int = Field(default=8, ge=1, le=128, description="Largest n of one request.")
+    stored_response_days: int = Field(
+        default=30, ge=0, le=3650, description="Days that answers of /v1/responses are kept where their clients ask so."
+    )
 
 
 class ScheduleSettings(Section):

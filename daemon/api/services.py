@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from daemon.responses.archive import ResponseArchive
     from daemon.router import Router
     from daemon.serving.embedding import EmbeddingPath
     from daemon.serving.path import ServingPath
@@ -33,6 +34,8 @@ class Services(Protocol):
     def serving(self) -> ServingPath: ...
     @property
     def embedding(self) -> EmbeddingPath: ...
+    @property
+    def responses(self) -> ResponseArchive: ...
     @property
     def metrics(self) -> Metrics: ...
     @property

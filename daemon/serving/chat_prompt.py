@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daemon.serving.output import shown_tools
-from daemon.serving.request import ChatPrompt, GenerationRequest
+from daemon.serving.request import ChatPrompt, Endpoint, GenerationRequest
 from daemon.serving.tool_prompt import speaks_of_tools, with_tools_told
 from engine.errors import InvalidParameter
 from engine.text.tools import ToolFormat
@@ -35,11 +35,11 @@ def render_prompt(prompt: ChatPrompt, request: GenerationRequest, text: TextPipe
     variables = {**_thinking(request), **request.template_kwargs}
     ids = text.render_chat(messages, tools or None, prompt.add_generation_prompt, **variables)
     if request.reasoning_effort not in (None, *_NO_THINKING) and not thinks(text):
+        param = "reasoning.effort" if request.endpoint is Endpoint.RESPONSE else "reasoning_effort"
         raise InvalidParameter(
-            f"reasoning_effort is {request.reasoning_effort!r}; the model {request.model} does not think before it "
-            "answers.",
+            f"{param} is {request.reasoning_effort!r}; the model {request.model} does not think before it answers.",
             "Leave it out, or ask for a model that does.",
-            param="reasoning_effort",
+            param=param,
         )
     return ids + continued
 

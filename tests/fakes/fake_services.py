@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from daemon.responses.archive import ResponseArchive
 from daemon.router import Replica, Router
 from daemon.serving.embedding import EmbeddingPath
 from daemon.serving.path import ServingPath
@@ -46,6 +47,7 @@ class FakeServices:
     router: Router
     serving: ServingPath
     embedding: EmbeddingPath
+    responses: ResponseArchive
     metrics: Metrics
     supervisor: FakeSupervisor
     engine: FakeEngine
@@ -93,7 +95,10 @@ async def fake_services(folder: Path, key: str | None = None, **limits: int) -> 
     embedding = EmbeddingPath(tenants, router, serving.live, settlement)
     engine = FakeEngine()
     add_replica(router, MODEL, engine)
-    services = FakeServices(settings, store, tenants, router, serving, embedding, metrics, FakeSupervisor(), engine)
+    responses = ResponseArchive(store, settings.limits.stored_response_days)
+    services = FakeServices(
+        settings, store, tenants, router, serving, embedding, responses, metrics, FakeSupervisor(), engine
+    )
     services.key = key or await services.new_key("demo")
     try:
         yield services

@@ -1,0 +1,1 @@
+"""/v1/responses: items in, items out, as one object or as a stream of named events."""

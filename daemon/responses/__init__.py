@@ -1,0 +1,1 @@
+"""Stored answers of the responses API: what later requests go on from."""
