@@ -192,7 +192,7 @@ def main(words: list[str]) -> int:
                 ),
                 flush=True,
             )
-            measure(OfflineEngine(built, arguments.sampling), arguments, built.core.scheduler.vocab_size)
+            measure(OfflineEngine(built, arguments.sampling), arguments, built.vocab_size)
     except BayardError as error:
         print(json.dumps({"model": arguments.model, "refused": str(error)}), flush=True)
         print(f"{arguments.model}: {error}", file=sys.stderr)

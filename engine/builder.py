@@ -38,6 +38,7 @@ class BuiltEngine:
     page_tokens: int = 0
     generates: bool = True
     embedding_dimensions: int = 0  # 0: it does not embed
+    vocab_size: int = 0
 
 
 def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
@@ -115,6 +116,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         core.layout.page_tokens,
         spec.generates,
         spec.hidden_size if spec.pooling is not None else 0,
+        spec.vocab_size,
     )
 
 
@@ -148,7 +150,15 @@ def _build_encoder(
     gc.collect()
     gc.freeze()
     notes = model.notes + list(device.notes)
-    return BuiltEngine(core, device, dict(model.kernels), notes, generates=False, embedding_dimensions=spec.hidden_size)
+    return BuiltEngine(
+        core,
+        device,
+        dict(model.kernels),
+        notes,
+        generates=False,
+        embedding_dimensions=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+    )
 
 
 def _has_own_threads(kernels: dict[str, str]) -> bool:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 import zmq
 import zmq.asyncio
 
 from engine.client import EngineClient
 from engine.errors import WorkerLost
-from engine.messages import ErrorInfo, FinishReason, Knobs, SamplingParams, Submit, WorkerConfig
+from engine.messages import Embed, ErrorInfo, FinishReason, Knobs, SamplingParams, Submit, WorkerConfig
 
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47]
 
@@ -177,3 +178,32 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_worker_of_an_encoder_embeds_many_texts_and_refuses_to_generate(tmp_path):
+    from tests.fakes.encoders import saved_encoder, texts, true_vector
+
+    model = saved_encoder("bert", tmp_path / "model")
+    async with worker_on(tmp_path / "model", tmp_path) as (client, process):
+        ready = await asyncio.wait_for(client.ready, 60)
+        assert (ready.embeds, ready.generates, ready.embedding_dimensions) == (True, False, 48)
+        assert (ready.max_context_tokens, ready.kv_pages_total) == (66, 0)
+        found = await asyncio.gather(*(client.embed(Embed(f"t{i}", text)) for i, text in enumerate(texts(40))))
+        for delta, text in zip(found, texts(40), strict=True):
+            assert delta.finish is FinishReason.STOP
+            vector = torch.frombuffer(bytearray(delta.embedding), dtype=torch.float32)
+            torch.testing.assert_close(vector, true_vector(model, text, "mean"), atol=2e-5, rtol=0)
+        assert (await client.embed(Embed("long", [5] * 67))).error.code == "context_length_exceeded"
+        assert await collect(client, Submit("s", [1], greedy(2))) == ([], [FinishReason.ERROR])
+        assert client.inflight == 0
+        await client.stop()
+        assert await asyncio.to_thread(process.wait, 20) == 0
+
+
+async def test_worker_of_a_model_without_pooling_refuses_to_embed(smollm_path, tmp_path):
+    async with worker_on(smollm_path, tmp_path) as (client, _):
+        ready = await asyncio.wait_for(client.ready, 60)
+        assert (ready.embeds, ready.generates, ready.embedding_dimensions) == (False, True, 0)
+        refused = await client.embed(Embed("t", PROMPT))
+        assert (refused.finish, refused.error.code) == (FinishReason.ERROR, "invalid_parameter")
+        assert "pooling" in refused.error.message
