@@ -2,7 +2,8 @@
 
 A tenant's deficit is what it may still take before it is the others' turn, in tokens: a round adds QUANTUM_TOKENS times
 its weight, admission and each output token take from it. So a tenant with 500 requests waiting delays another's one by
-a quantum, not by 500. Debts are forgotten when nobody of the class waits: then there was enough for all.
+a quantum, not by 500; and whoever begins to wait, having had less than that, has the next turn. Debts are forgotten
+when nobody of the class waits: then there was enough for all.
 
 Of the classes in which someone waits the best is served, but one that was passed over for AGEING_S a better class
 counts as the best for one admission, and that request keeps the better standing. So between two admissions no class
@@ -56,7 +57,11 @@ class ClassQueue:
     def push(self, request: Request) -> None:
         tenant = self._tenants.setdefault(request.tenant, TenantQueue())
         tenant.push(request)
-        if tenant not in self._turns:
+        if tenant in self._turns:
+            return
+        if tenant.deficit > 0:
+            self._turns.appendleft(tenant)  # who asks for little does not wait for the turns of those who flood
+        else:
             self._turns.append(tenant)
 
     def head(self) -> Request | None:

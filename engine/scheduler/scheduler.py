@@ -163,8 +163,7 @@ class Scheduler:
             del unscheduled[request]
             chunks.append(chunk)
             budget -= chunk.num_tokens
-        if self.preemptions_total == preempted:
-            self._admit(chunks, budget, now)
+        self._admit(chunks, budget, now, scarce=self.preemptions_total > preempted)
         return chunks
 
     def launched(self, chunk: ScheduledChunk) -> None:
@@ -216,12 +215,14 @@ class Scheduler:
             budget = budget if within is None else min(budget, within)
         return max(budget, self.kv.page_tokens)
 
-    def _admit(self, chunks: list[ScheduledChunk], budget: int, now: float) -> None:
+    def _admit(self, chunks: list[ScheduledChunk], budget: int, now: float, *, scarce: bool) -> None:
+        """scarce: pages ran out in this step, so none go to a tenant that has somebody running."""
         while budget > 0:
             request = self._waiting.head(now)
             if request is None or request.newest_pending:
                 return  # a preempted one's newest token must come to the host before it is computed again
-            if len(self.running) >= self.knobs.max_running:
+            full = len(self.running) >= self.knobs.max_running
+            if full or (scarce and any(other.tenant == request.tenant for other in self.running)):
                 self._blocked = request
                 return
             group = self._groups.of(request)
