@@ -27,7 +27,7 @@ class Ops:
         self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
         self.asks_device = False  # some kernel reads lengths on the host
         self._on_reference: list[str] = []
-        self._decoded: set[str] = set()
+        self.held: dict[str, str] = {}  # kinds that are held as another one -> that one
         self._few: dict[str, Callable[..., Any]] = {}
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = self._plain("rms_norm")
         self.add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -85,8 +85,9 @@ class Ops:
     def _in_input_order(self, stack: ExpertStack) -> ExpertStack:
         """Experts whose columns have an order of their own are decoded: their kernels read one input for all."""
         if isinstance(stack.weight, CodedTensor) and stack.weight.columns is not None:
-            self._decoded.add(stack.weight.kind)
-            return ExpertStack(decoded(stack.weight, getattr(torch, self.query.dtype)), stack.num_experts)
+            plain = decoded(stack.weight, getattr(torch, self.query.dtype))
+            self.held[f"experts' {stack.weight.kind}"] = kind_of(plain)
+            return ExpertStack(plain, stack.num_experts)
         return stack
 
     @property
@@ -105,10 +106,7 @@ class Ops:
 
     def notes(self) -> list[str]:
         """Fall-backs taken, one sentence each."""
-        found = []
-        if self._decoded:
-            kinds = ", ".join(sorted(self._decoded))
-            found.append(f"Experts stored as {kinds} with columns in an order of their own are kept decoded.")
+        found = [f"Weights in {kind} are held as {held}, which kernels here read." for kind, held in self.held.items()]
         if self._on_reference:
             names = ", ".join(self._on_reference)
             found.append(f"Plain torch, which is slow, computes {names}: {self._why_not(self._on_reference[0])}.")

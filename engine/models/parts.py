@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import registry
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
 from engine.layers.experts import ExpertsMlp
@@ -16,9 +18,11 @@ from engine.layers.linear import Linear, Observer, WatchedLinear
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
 from engine.layers.rope import long_or_short, rope_table
-from engine.layers.weight import Weight, half_style_rows, narrowed, numbers, stack_rows, take_rows
+from engine.layers.weight import Weight, half_style_rows, kind_of, narrowed, numbers, on_device, stack_rows, take_rows
 from engine.models.checkpoint import MappedCheckpoint
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
+from engine.quant.host_blocks import as_blocks
 from engine.spec.families import family_of
 from engine.spec.model_spec import CheckpointFormat, LayerSpec, MlpKind, ModelSpec, RopeSpec
 
@@ -47,6 +51,8 @@ class Parts:
         self._ropes: dict[RopeSpec, Tensor] = {}
         from_gguf = spec.format is CheckpointFormat.GGUF
         self._interleaved = self.family.gguf_interleaved if from_gguf else self.family.hf_interleaved
+        # The CPU's own kernels read rows of blocks; codes beside scales would be left to plain torch.
+        self._wants_blocks = registry.select("linear", replace(ops.query, weight_kind="F16")).name == "cpu"
         self._norms_below_one = self.family.hf_norms_below_one and not from_gguf
 
     def embedding_and_head(self) -> tuple[Embedding, Linear]:
@@ -164,7 +170,11 @@ class Parts:
         """A weight that lies as its role's projection reads it, on its device and rounded."""
         rounding = self.checkpoint.rounding
         if rounding is not None and layer is not None and rounding.takes(role, layer):
-            return rounding.made(stored.to(self.device), role, layer)
+            stored = rounding.made(on_device(stored, self.device), role, layer)
+        if isinstance(stored, CodedTensor) and self._wants_blocks:
+            held = as_blocks(stored)
+            self.ops.held[kind_of(stored)] = kind_of(held)
+            return narrowed(held, self.device, held.dtype if isinstance(held, Tensor) else self.dtype)
         return narrowed(stored, self.device, self.dtype)
 
     def vector(self, role: str, layer: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

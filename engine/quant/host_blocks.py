@@ -1,0 +1,61 @@
+"""Codes beside scales as rows of blocks that the CPU's kernels read, so that such checkpoints run at their speed.
+
+coded                                 becomes    which is
+int8, groups that divide by 32        Q8_0       the same codes, scales to float16
+int4 of such groups, no zeros         Q4_0       the same codes, scales to float16
+int4 of such groups, with zeros       Q4_1       the same codes, scales and scale * zero to float16
+fp4_mx                                MXFP4      exact
+others, and codes in another order    F16        each number to float16, twice the memory or more
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.quant.coded_tensor import CodedTensor
+from engine.quant.quant_tensor import QuantTensor
+
+BLOCK = 32
+ROWS_AT_ONCE = 1024
+
+
+def as_blocks(weight: CodedTensor) -> QuantTensor | Tensor:
+    """The same numbers, or the nearest the kind has. Shapes: (N, K)"""
+    rows, columns = weight.shape
+    whole = weight.outliers is None and weight.columns is None and weight.group % BLOCK == 0 and columns % BLOCK == 0
+    if weight.kind == "fp4_mx" and whole:
+        return _rows("MXFP4", weight, weight.scales.unsqueeze(-1), _halves(weight))
+    if weight.kind in ("int4", "int8") and whole and bool(torch.isfinite(_half(weight.scales)).all()):
+        scales = _spread(_half(weight.scales), weight)
+        if weight.kind == "int8":
+            return _rows("Q8_0", weight, scales, weight.codes.view(torch.uint8).reshape(rows, -1, BLOCK))
+        if weight.zeros is None:
+            return _rows("Q4_0", weight, scales, _halves(weight))
+        least = _half(-weight.scales.to(torch.float32) * weight.zeros.to(torch.float32))
+        return _rows("Q4_1", weight, scales, _spread(least, weight), _halves(weight))
+    out = torch.empty(rows, columns, dtype=torch.float16)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        out[start : start + ROWS_AT_ONCE] = weight.dequantize(slice(start, start + ROWS_AT_ONCE))
+    return out
+
+
+def _half(numbers: Tensor) -> Tensor:
+    return numbers.to(torch.float16)
+
+
+def _spread(scales: Tensor, weight: CodedTensor) -> Tensor:
+    """[N, G] float16 -> [N, K / 32, 2] bytes"""
+    per_block = scales.repeat_interleave(weight.group // BLOCK, dim=1).contiguous()
+    return per_block.unsqueeze(-1).view(torch.uint8)
+
+
+def _halves(weight: CodedTensor) -> Tensor:
+    """Nibbles of neighbours made those of elements i and i + 16 of a block -> [N, K / 32, 16] bytes"""
+    pairs = weight.codes.reshape(weight.shape[0], -1, BLOCK // 2)
+    codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
+    return codes[..., : BLOCK // 2] | (codes[..., BLOCK // 2 :] << 4)
+
+
+def _rows(kind: str, weight: CodedTensor, *fields: Tensor) -> QuantTensor:
+    return QuantTensor(kind, torch.cat(fields, dim=-1).reshape(weight.shape[0], -1), weight.shape)
