@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from engine.devices.upload import upload
 from engine.quant.coded_tensor import CodedTensor, stack_coded, stackable
 from engine.quant.quant_tensor import QuantTensor, concatenate_rows, stack_bytes, take_bytes
 
@@ -55,10 +58,19 @@ def take_rows(weight: Weight, rows: Tensor) -> Weight:
 
 def narrowed(weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
     """On its device: quantised as it is, plain no wider than dtype."""
-    if not isinstance(weight, Tensor):
-        return weight.to(device)
-    keep = weight.dtype.itemsize < dtype.itemsize or weight.dtype == dtype
-    return weight.to(device) if keep else weight.to(device=device, dtype=dtype)
+    placed = on_device(weight, device)
+    if not isinstance(placed, Tensor) or placed.dtype.itemsize < dtype.itemsize:
+        return placed
+    return placed.to(dtype)
+
+
+def on_device(weight: Weight, device: torch.device) -> Weight:
+    """The same there. Blocks: until a mapped file's bytes have been read."""
+    if isinstance(weight, CodedTensor):
+        return replace(weight, codes=upload(weight.codes, device)).to(device)
+    if isinstance(weight, QuantTensor):
+        return QuantTensor(weight.kind, upload(weight.data, device), weight.shape)
+    return upload(weight, device)
 
 
 def numbers(weight: Weight) -> Tensor:
