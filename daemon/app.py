@@ -74,7 +74,8 @@ class Appliance:
         self.http: HttpServer | None = None
         self.admin: HttpServer | None = None
         self.grpc: Grpc | None = None
-        self._worker_env = worker_env
+        # Kernels are compiled once on a machine, not at each start; a home folder may not be there to write to.
+        self._worker_env = {"TRITON_CACHE_DIR": str(settings.kernels_dir), **(worker_env or {})}
         self._load_text = load_text or load_text_of
         self._stops: list[tuple[str, Callable[[], Awaitable[None] | None]]] = []
         self._stop_asked = asyncio.Event()

@@ -166,5 +166,10 @@ class Settings(Section):
     def logs_dir(self) -> Path:
         return self.state_dir / "logs"
 
+    @property
+    def kernels_dir(self) -> Path:
+        """Kernels that workers compiled, for the next start."""
+        return self.state_dir / "kernels"
+
     def source_of(self, key: str) -> Source:
         return self._sources.get(key, Source.DEFAULT)
