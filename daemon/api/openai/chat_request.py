@@ -73,17 +73,11 @@ def read_chat(body: ChatBody) -> GenerationRequest:
     """Raises: InvalidParameter naming the field that is wrong or not supported."""
     _refuse_unsupported(body)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    continued = bool(body.continue_final_message)
-    if continued and body.add_generation_prompt:
-        raise InvalidParameter(
-            "continue_final_message and add_generation_prompt exclude each other.",
-            "Send one of them.",
-            param="continue_final_message",
-        )
-    prompt = ChatPrompt(
-        tuple(_read_message(message, at) for at, message in enumerate(body.messages)),
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final=continued,
+    prompt, template_kwargs = read_conversation(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
     return GenerationRequest(
         endpoint=Endpoint.CHAT,
@@ -94,11 +88,33 @@ def read_chat(body: ChatBody) -> GenerationRequest:
         stops=read_stops(body.stop),
         stream=bool(body.stream),
         include_usage=include_usage(body),
-        template_kwargs=_read_template_kwargs(body.chat_template_kwargs),
+        template_kwargs=template_kwargs,
         tools=read_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
         constraint=read_constraint(body.response_format, body),
         reasoning_effort=read_effort(body.reasoning_effort, "reasoning_effort"),
     )
+
+
+def read_conversation(
+    messages: list[Message],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> tuple[ChatPrompt, dict[str, Any]]:
+    """The prompt and the template's variables. Raises: InvalidParameter"""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "Send one of them.",
+            param="continue_final_message",
+        )
+    prompt = ChatPrompt(
+        tuple(_read_message(message, at) for at, message in enumerate(messages)),
+        add_generation_prompt=add_generation_prompt is not False,
+        continue_final=bool(continue_final_message),
+    )
+    return prompt, _read_template_kwargs(chat_template_kwargs)
 
 
 def read_effort(effort: str | None, param: str) -> str | None:

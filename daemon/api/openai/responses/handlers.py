@@ -18,6 +18,7 @@ from daemon.api.openai.responses.reply import ResponseWriter
 from daemon.api.openai.responses.request import ResponsesBody, decoder, new_items, read_response
 from daemon.api.sse import SseStream, StreamKeeper
 from daemon.responses.archive import StoredTurn
+from daemon.serving import counting
 from daemon.serving.events import Failed, Finished
 from daemon.serving.request import GenerationRequest
 from engine.errors import BayardError, InvalidParameter
@@ -57,6 +58,16 @@ class Responses:
         """GET /v1/responses/{id}/input_items"""
         items = (await _stored(exchange)).input
         await exchange.respond(200, encode(_page(items, exchange.query)))
+
+
+async def count_input_tokens(exchange: Exchange) -> None:
+    """POST /v1/responses/input_tokens: what the same body would cost as a prompt."""
+    body: ResponsesBody = await exchange.read_json(decoder)
+    items = [*await _earlier_items(exchange, body), *await _resolved(exchange, new_items(body))]
+    assert exchange.principal is not None
+    request = read_response(body, items)
+    token_ids = await counting.prompt_tokens(exchange.services.router, exchange.principal, request)
+    await exchange.respond(200, encode({"object": "response.input_tokens", "input_tokens": len(token_ids)}))
 
 
 class _Answer:
