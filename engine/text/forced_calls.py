@@ -81,7 +81,7 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a function's arguments, as the compiler is to read it."""
     schema = function.get("parameters")
     if schema is None:
-        schema = {"type": "object", "properties": {}}
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
     if isinstance(schema, Mapping) and not any(key in schema for key in ("type", "$ref", "anyOf", "allOf")):
         schema = {"type": "object", **schema}
     return guided_schema(schema, {**CALL_OPTIONS, "lenient": not function.get("strict")}, param="tools")
@@ -195,11 +195,19 @@ def _pairs(function: Mapping[str, Any], pair: Callable[[str, str], str]) -> str:
         if "enum" in described and all(isinstance(value, str) for value in described["enum"]):
             body = f"({' | '.join(literal(value) for value in described['enum'])})"
         elif described.get("type") == "string":
-            body = regex("[^<]*")
+            body = regex(f"[^<]{_bounds(described)}")
         else:
             body = json_of({**described, **shared})
         found.append(pair(str(name), body) if name in required else f"({pair(str(name), body)})?")
     return " ".join(found) or '""'
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    """How often a character may come in a text, as a regular expression says it."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not isinstance(least, int) or not isinstance(most, int | None):
+        return "*"
+    return "*" if least == 0 and most is None else f"{{{least},{'' if most is None else most}}}"
 
 
 _WRITERS: Mapping[ToolFormat, Callable[[TextPipeline, int, Mapping[str, Any], list[str]], str]] = {
