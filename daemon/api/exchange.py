@@ -7,10 +7,12 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from daemon.api.body import decode_json_off_loop
+from daemon.api.dialect import Dialect
 from daemon.api.errors import WireError, route_error
 from daemon.tenants.principal import Principal
 
@@ -23,6 +25,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
 BODY_CHUNK_TIMEOUT_S = 20.0
+MAX_QUERY_FIELDS = 8192  # more than fit into a request's target
 DISCARDED_BYTES = 16 << 20
 DISCARD_TIMEOUT_S = 5.0
 
@@ -50,6 +53,7 @@ class Exchange:
     principal: Principal | None = None
     path_tail: str = ""  # what follows the route's prefix, percent-decoded once
     request_id: str = field(default_factory=lambda: "req_" + secrets.token_hex(12))
+    dialect: Dialect = Dialect.OPENAI  # of its errors
     status: int | None = None  # of the answer, once it has begun
     ended: bool = False
 
@@ -58,6 +62,12 @@ class Exchange:
             if key == name:
                 return bytes(value)
         return None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query's fields; of one that is repeated, the last."""
+        text = self.scope.get("query_string", b"").decode("latin-1")
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS, errors="replace"))
 
     async def read_json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
         """The checked body. Raises: RouteRefusal, ClientGone, InvalidParameter"""
@@ -78,7 +88,7 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self.request_id.encode()), *self._rate_headers()],
+                "headers": [*headers, *self._id_headers(), *self._rate_headers()],
             }
         )
 
@@ -87,12 +97,22 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
 
     async def refuse(self, wire: WireError) -> None:
-        await self.respond(wire.status, wire.encode(), (JSON, *wire.headers))
+        body = self.dialect.body(wire, self.request_id)
+        await self.respond(self.dialect.status(wire), body, (JSON, *wire.headers))
+
+    async def break_off(self, wire: WireError) -> None:
+        """End a stream that has begun."""
+        await self.write(self.dialect.stream_error(wire, self.request_id), more=False)
 
     async def closed_by_client(self) -> None:
         """Return when the client has gone. Only after the body was read."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    def _id_headers(self) -> list[tuple[bytes, bytes]]:
+        """Under both names that clients look for."""
+        value = self.request_id.encode()
+        return [(b"x-request-id", value), (b"request-id", value)]
 
     def _rate_headers(self) -> list[tuple[bytes, bytes]]:
         """What is left of the tenant's rates, in OpenAI's words, where it has any."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
+from daemon.api.dialect import dialect_of
 from daemon.api.errors import WireError, foreign_error, route_error, wire_error
 from daemon.api.exchange import ClientGone, Exchange, Receive, RouteRefusal, Scope, Send
-from daemon.api.openai.reply import error_data
 from daemon.api.routes import AuthRule, Found, public_table
 from daemon.api.services import Services
 from daemon.api.sse import StreamKeeper
@@ -33,6 +33,8 @@ class PublicApp:
             await send({"type": "websocket.close", "code": 1000})
             return
         exchange = Exchange(scope, receive, send, self.services)
+        versioned = exchange.header(b"anthropic-version") is not None
+        exchange.dialect = dialect_of(scope["path"], speaks_anthropic=versioned)
         # whatever is logged on the request's way names it
         with bound_contextvars(tenant=None, request_id=exchange.request_id):
             await self._answer(exchange, self.table.find(scope["method"], scope["path"]))
@@ -51,7 +53,7 @@ class PublicApp:
             if exchange.status is None:
                 await exchange.refuse(foreign_error())
             elif not exchange.ended:  # only a stream is begun before it is complete
-                await exchange.write(error_data(foreign_error()), more=False)
+                await exchange.break_off(foreign_error())
         finally:
             template = found.route.template if found.route else "unknown"
             self.services.metrics.http_responses.labels(template, str(exchange.status)).inc()

@@ -1,4 +1,4 @@
-"""Server-sent events as every tested client survives them: data lines and comments, nothing else.
+"""Streams of an answer: server-sent events as every tested client survives them, or lines of JSON.
 
 One keeper task for all streams comments into silent ones and drops those whose reader has stopped reading.
 """
@@ -13,11 +13,13 @@ import structlog
 
 from daemon.api.exchange import Exchange
 
-HEADERS = (
+Headers = tuple[tuple[bytes, bytes], ...]
+HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+LINES = ((b"content-type", b"application/x-ndjson"), *HEADERS[1:])  # JSON, one object a line; there are no comments
 COMMENT = b": ka\n\n"
 DONE = b"data: [DONE]\n\n"
 COMMENT_AFTER_S = 10.0
@@ -28,9 +30,13 @@ log = structlog.get_logger(__name__)
 class SseStream:
     """One answer as a stream. Begins with the first write, so that earlier failures keep their status."""
 
-    def __init__(self, exchange: Exchange, drop: Callable[[], object]) -> None:
+    def __init__(
+        self, exchange: Exchange, drop: Callable[[], object], headers: Headers = HEADERS, *, comments: bool = True
+    ) -> None:
         self._exchange = exchange
         self._drop = drop
+        self._headers = headers
+        self._comments = comments
         self._lock = asyncio.Lock()
         self._ended = False
         self._written_mono = time.monotonic()
@@ -51,7 +57,7 @@ class SseStream:
         self._writing_since_mono = time.monotonic()
         try:
             if not self.begun:
-                await self._exchange.begin(200, HEADERS)
+                await self._exchange.begin(200, self._headers)
             await self._exchange.write(data, more=not last)
         finally:
             self._writing_since_mono = None
@@ -63,7 +69,7 @@ class SseStream:
 
     def silent(self, now_mono: float, after_s: float) -> bool:
         """Whether a comment is due."""
-        return not self._lock.locked() and now_mono - self._written_mono > after_s
+        return self._comments and not self._lock.locked() and now_mono - self._written_mono > after_s
 
     def drop(self) -> None:
         """Give the client up."""

@@ -1,8 +1,9 @@
-"""GET /v1/models and /v1/models/{id}: what this key can ask for now."""
+"""GET /v1/models and /v1/models/{id}: what this key can ask for now, in a form that both kinds of clients read."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from daemon.api.exchange import Exchange
@@ -13,7 +14,8 @@ from engine.errors import ModelNotFound
 async def list_models(exchange: Exchange) -> None:
     """GET /v1/models"""
     models = [_model(exchange, name) for name in _visible(exchange)]
-    await exchange.respond(200, encode({"object": "list", "data": models}))
+    ends = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
+    await exchange.respond(200, encode({"object": "list", "data": models, "has_more": False, **ends}))
 
 
 async def retrieve_model(exchange: Exchange) -> None:
@@ -41,4 +43,11 @@ def _model(exchange: Exchange, name: str) -> dict[str, Any]:
         "created": since,
         "owned_by": "bayard",
         "max_model_len": replica.max_context_tokens,
+        # as Anthropic's clients read it
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": replica.max_context_tokens,
+        "max_tokens": replica.max_context_tokens,
     }
