@@ -8,15 +8,35 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from daemon import __version__
+from daemon.api.anthropic.request import CountBody, MessagesBody
+from daemon.api.embeddings.request import EmbeddingsBody
+from daemon.api.embeddings.rerank import RerankBody
 from daemon.api.exchange import Exchange
 from daemon.api.openai.chat_request import ChatBody
 from daemon.api.openai.completion_request import CompletionBody
 from daemon.api.openai.reply import encode
+from daemon.api.openai.responses.request import ResponsesBody
+from daemon.api.openai.tokenize import DetokenizeBody, TokenizeBody
 
 if TYPE_CHECKING:
     from daemon.api.routes import Route
 
-BODIES: dict[str, type[msgspec.Struct]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": ResponsesBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/v1/rerank": RerankBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody,
+}
+QUERIES = {
+    ("GET", "/v1/responses/{id}"): ("stream",),
+    ("GET", "/v1/responses/{id}/input_items"): ("limit", "order", "after"),
+}
 KEYED_ERRORS = (401, 403, 429, 503)
 BODY_ERRORS = (400, 404, 413, 415)
 _MESSAGES = {
@@ -24,7 +44,7 @@ _MESSAGES = {
     400: "A field is wrong, or the prompt does not fit.",
     401: "The key is missing or not known.",
     403: "The key may not do this.",
-    404: "There is no such model.",
+    404: "There is no such model, or nothing of that name.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "A limit of the tenant is used up.",
@@ -70,9 +90,15 @@ def _operation(route: Route, body: dict[str, Any] | None) -> dict[str, Any]:
         "operationId": f"{route.method.lower()}{route.template.replace('/', '_').strip('{}')}",
         "responses": {},
     }
+    parameters: list[dict[str, Any]] = []
     if route.path.endswith("/"):
         statuses.add(404)
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
+    for name in QUERIES.get((route.method, route.template), ()):
+        statuses.add(400)
+        parameters.append({"name": name, "in": "query", "required": False, "schema": {"type": "string"}})
+    if parameters:
+        operation["parameters"] = parameters
     for status in sorted(statuses):
         operation["responses"][str(status)] = _response(status, route)
     if keyed:

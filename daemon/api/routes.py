@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from daemon.api import health, openapi
+from daemon.api.anthropic.handlers import Messages, count_tokens
+from daemon.api.embeddings import handlers as embedding
 from daemon.api.exchange import Exchange
 from daemon.api.openai import models
+from daemon.api.openai import tokenize as tokenizing
 from daemon.api.openai.handlers import Generating
+from daemon.api.openai.responses.handlers import Responses, count_input_tokens
 from daemon.api.sse import StreamKeeper
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -23,16 +27,20 @@ class AuthRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """path ends with / for a prefix whose tail is one opaque name. template is its bounded label in metrics."""
+    """path ends with / for a prefix whose tail is one opaque name, perhaps with a suffix after it.
+
+    template is its bounded label in metrics.
+    """
 
     method: str
     path: str
     auth: AuthRule
     handler: Handler
+    suffix: str = ""
 
     @property
     def template(self) -> str:
-        return self.path + "{id}" if self.path.endswith("/") else self.path
+        return self.path + "{id}" + self.suffix if self.path.endswith("/") else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +56,23 @@ class RouteTable:
     def __init__(self, routes: list[Route]) -> None:
         self.routes = tuple(routes)
         self._exact: dict[str, dict[str, Route]] = {}
-        self._prefixes: dict[str, dict[str, Route]] = {}
+        self._prefixes: dict[tuple[str, str], dict[str, Route]] = {}  # by prefix and suffix, the longer first
         for route in routes:
-            table = self._prefixes if route.path.endswith("/") else self._exact
-            table.setdefault(route.path, {})[route.method] = route
+            if route.path.endswith("/"):
+                self._prefixes.setdefault((route.path, route.suffix), {})[route.method] = route
+            else:
+                self._exact.setdefault(route.path, {})[route.method] = route
+        longest_first = sorted(self._prefixes, key=lambda ends: (len(ends[0]), len(ends[1])), reverse=True)
+        self._prefixes = {ends: self._prefixes[ends] for ends in longest_first}
 
     def find(self, method: str, path: str) -> Found:
         """HEAD is answered by GET."""
         by_method, tail = self._exact.get(path), ""
         if by_method is None:
-            for prefix, methods in self._prefixes.items():
-                if path.startswith(prefix) and len(path) > len(prefix):
-                    by_method, tail = methods, path[len(prefix) :]
+            for (prefix, suffix), methods in self._prefixes.items():
+                if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
+                    by_method, tail = methods, path[len(prefix) : len(path) - len(suffix)]
+                    break
         if by_method is None:
             return Found(None)
         route = by_method.get("GET" if method == "HEAD" else method)
@@ -68,12 +81,24 @@ class RouteTable:
         return Found(route, tail)
 
 
-def public_routes(generating: Generating) -> list[Route]:
+def public_routes(keeper: StreamKeeper) -> list[Route]:
+    generating, messages, responses = Generating(keeper), Messages(keeper), Responses(keeper)
     return [
         Route("POST", "/v1/chat/completions", AuthRule.KEY, generating.chat),
         Route("POST", "/v1/completions", AuthRule.KEY, generating.completion),
+        Route("POST", "/v1/responses", AuthRule.KEY, responses.create),
+        Route("GET", "/v1/responses/", AuthRule.KEY, responses.retrieve),
+        Route("DELETE", "/v1/responses/", AuthRule.KEY, responses.delete),
+        Route("GET", "/v1/responses/", AuthRule.KEY, responses.input_items, "/input_items"),
+        Route("POST", "/v1/responses/input_tokens", AuthRule.KEY, count_input_tokens),
+        Route("POST", "/tokenize", AuthRule.KEY, tokenizing.tokenize),
+        Route("POST", "/detokenize", AuthRule.KEY, tokenizing.detokenize),
         Route("GET", "/v1/models", AuthRule.KEY, models.list_models),
         Route("GET", "/v1/models/", AuthRule.KEY, models.retrieve_model),
+        Route("POST", "/v1/embeddings", AuthRule.KEY, embedding.embeddings),
+        Route("POST", "/v1/rerank", AuthRule.KEY, embedding.rerank_documents),
+        Route("POST", "/v1/messages", AuthRule.KEY, messages.messages),
+        Route("POST", "/v1/messages/count_tokens", AuthRule.KEY, count_tokens),
         Route("GET", "/healthz", AuthRule.OPEN, health.healthz),
         Route("GET", "/readyz", AuthRule.OPEN, health.readyz),
         Route("GET", "/metrics", AuthRule.METRICS, health.metrics),
@@ -82,4 +107,4 @@ def public_routes(generating: Generating) -> list[Route]:
 
 
 def public_table(keeper: StreamKeeper | None = None) -> RouteTable:
-    return RouteTable(public_routes(Generating(StreamKeeper() if keeper is None else keeper)))
+    return RouteTable(public_routes(StreamKeeper() if keeper is None else keeper))
