@@ -96,6 +96,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,
         embeds=spec.pooling is not None,
+        generates=spec.generates,
         swap_bytes=_swap_bytes(config, layout, kv_dtype),
         grammars=GrammarCompiler(lambda: load_text(spec), spec.vocab_size),
     )

@@ -61,15 +61,17 @@ class EngineCore:
         vocab_size: int,
         overlap: bool | None = None,
         embeds: bool = False,
+        generates: bool = True,
         swap_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """embeds: the model states how its texts become vectors.
+        """embeds: the model states how its texts become vectors. generates: it has a head.
 
         grammars: without it requests that ask for one are refused.
         swap_bytes: host memory for the pages of preempted requests; 0: they are computed again.
         """
+        self.generates = generates
         self.layout = layout
         self.device = device
         self.kv = KvManager(layout, num_large_pages, prefix_cache=knobs.prefix_cache)
@@ -104,20 +106,31 @@ class EngineCore:
         One with a grammar waits at the gate until that is compiled, while others run.
         """
         try:
-            if submit.request_id in self.gate:
-                raise InvalidParameter(f"A request with id {submit.request_id} is already here.", "Use a fresh id.")
+            if not self.generates:
+                raise InvalidParameter("This model embeds texts and generates none.", "Ask it for embeddings.")
             if submit.sampling.grammar is None:
-                self._schedule(submit, None)
+                self._take(submit)
             else:
+                self._check_fresh(submit)
                 self.gate.hold(submit)
         except BayardError as error:
             self._refuse(submit.request_id, error)
 
-    def _schedule(self, submit: Submit, grammar: GrammarState | None) -> None:
+    def _take(self, submit: Submit) -> Request:
+        """Raises: BayardError if it could never run."""
+        self._check_fresh(submit)
+        return self._schedule(submit, None)
+
+    def _check_fresh(self, submit: Submit) -> None:
+        if submit.request_id in self.gate:
+            raise InvalidParameter(f"A request with id {submit.request_id} is already here.", "Use a fresh id.")
+
+    def _schedule(self, submit: Submit, grammar: GrammarState | None) -> Request:
         """Raises: BayardError if it could never run."""
         seed = submit.sampling.seed
         request = self.scheduler.add(submit, seed=secrets.randbits(63) if seed is None else seed)
         request.grammar = grammar
+        return request
 
     def _let_in(self) -> None:
         """Requests whose grammar is compiled, or refused, leave the gate."""
@@ -139,12 +152,10 @@ class EngineCore:
             )
             self._refuse(command.request_id, error)
             return
-        submit = submit_of(command)
-        before = self.scheduler.requests.get(command.request_id)
-        self.add(submit)
-        request = self.scheduler.requests.get(command.request_id)
-        if request is not None and request is not before:
-            request.embeds = True
+        try:
+            self._take(submit_of(command)).embeds = True
+        except BayardError as error:
+            self._refuse(command.request_id, error)
 
     def abort(self, request_id: str) -> None:
         """End a request for its client's sake. An unknown id has already ended: nothing happens."""

@@ -69,7 +69,7 @@ class Decoder:
         self.final_norm = parts.norm("final_norm")
         checkpoint.release()
         self.kernels = self.ops.kernels
-        self.replayable = not self.ops.asks_device
+        self.replayable = spec.generates and not self.ops.asks_device
         self.notes = self.ops.notes()
         self._recorded = RecordedStep(self) if can_record(self) else None
 

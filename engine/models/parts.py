@@ -57,8 +57,8 @@ class Parts:
 
     def embedding_and_head(self) -> tuple[Embedding, Linear]:
         embed = self.matrix("embed")
-        head = embed if self.spec.tie_embeddings else self.matrix("lm_head")
-        return self.ops.embedding(embed), self.ops.linear([head], [None])
+        head = embed if self.spec.tie_embeddings or not self.spec.generates else self.matrix("lm_head")
+        return self.ops.embedding(embed), self.ops.linear([head], [None]) if self.spec.generates else Linear([], 0)
 
     def attention(self, layer: LayerSpec) -> Attention | LatentAttention:
         i, spec = layer.index, layer.attention

@@ -65,7 +65,7 @@ def can_record(decoder: Decoder) -> bool:
 def is_plain(decoder: Decoder) -> bool:
     """Whether the decoder is built like Llama: norms before, dense MLPs gated by silu, nothing scaled on the way."""
     scaled = any(of != 1.0 for of in (decoder.embed_scale, decoder.residual_scale, decoder.logit_scale))
-    if scaled or decoder.logit_softcap or not decoder.layers:
+    if scaled or decoder.logit_softcap or not decoder.layers or not decoder.spec.generates:
         return False
     return all(
         isinstance(layer.mlp, GatedMlp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine.spec.decoder_shape import DecoderShape, commonest_dtype
@@ -10,7 +11,8 @@ from engine.spec.families import FAMILIES, family_named
 from engine.spec.family import ACTIVATIONS, Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Fields
 from engine.spec.hf_folder import read_json, refuse_repeats, weight_files
-from engine.spec.model_spec import CheckpointFormat, ModelSpec
+from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
+from engine.spec.pooling import decoder_pooling
 from engine.spec.rope_fields import hf_rope
 from engine.spec.safetensors_header import read_safetensors_header
 from engine.spec.tensor_table import FP8_BLOCK, tensor_table
@@ -24,19 +26,23 @@ def hf_spec(folder: Path) -> ModelSpec:
     encoder = encoder_family(config)
     if encoder is not None:
         return hf_encoder_spec(folder, config, encoder)
-    family = family_named(_architecture(config), CheckpointFormat.HF, folder.name)
+    pooling = decoder_pooling(folder, config.whole("hidden_size", 1, MAX_WIDTH))
+    family = family_named(_architecture(config, embeds=pooling is not None), CheckpointFormat.HF, folder.name)
     _check_quantisation(config, family)
     gates = ACTIVATIONS[family.activation]
     config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])
     files = weight_files(folder)
     tensors = tuple(info for file in files for info in read_safetensors_header(file))
     refuse_repeats(folder, tensors)
+    tensors = _of_whole_model(tensors)
     if family.next_token_layers:
         past = tuple(f"model.layers.{config.whole('num_hidden_layers', 1, MAX_LAYERS) + i}." for i in range(MAX_NEXT))
         tensors = tuple(info for info in tensors if not info.name.startswith(past))
     vocab_size = config.whole("vocab_size", 1, MAX_VOCABULARY)
     max_context = config.whole("max_position_embeddings", 1, MAX_CONTEXT)
     bos = config.token_ids("bos_token_id", vocab_size)
+    tied = config.truth("tie_word_embeddings", family.tied)
+    has_head = not _is_headless(config) and (tied or any(info.name == "lm_head.weight" for info in tensors))
     spec = ModelSpec(
         name=folder.name,
         architecture=family.key,
@@ -47,25 +53,42 @@ def hf_spec(folder: Path) -> ModelSpec:
         vocab_size=vocab_size,
         max_context_tokens=max_context,
         norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-        tie_embeddings=config.truth("tie_word_embeddings", family.tied),
+        tie_embeddings=tied,
         layers=_shape(config, family, max_context).layers(family, config),
         tensors=tensors,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_ends(folder, config, vocab_size),
         source_dtype=commonest_dtype(tensors),
         extra=tuple(family.scalars(config).items()),
+        pooling=pooling,
+        generates=has_head or pooling is None,
     )
     tensor_table(spec)
     return spec
 
 
-def _architecture(config: Fields) -> str:
-    """The class name the folder states; exporters that leave it out still state model_type."""
+def _architecture(config: Fields, *, embeds: bool) -> str:
+    """The class name the folder states; exporters that leave it out still state model_type.
+
+    embeds: the folder says how to pool, so the class may be one without a head
+    """
     stated = config.texts("architectures")
     if stated:
-        return stated[0]
+        return stated[0].removesuffix("Model") + "ForCausalLM" if embeds and _is_headless(config) else stated[0]
     kind = config.text("model_type")
     return next((f.hf_architectures[0] for f in FAMILIES if f.key == kind), kind)
+
+
+def _is_headless(config: Fields) -> bool:
+    stated = config.texts("architectures")
+    return bool(stated) and stated[0].endswith("Model")
+
+
+def _of_whole_model(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """A decoder saved without its head, as for embeddings, has its names without their beginning."""
+    if any(info.name == "embed_tokens.weight" for info in tensors):
+        return tuple(replace(info, name=f"model.{info.name}") for info in tensors)
+    return tensors
 
 
 def _check_quantisation(config: Fields, family: Family) -> None:

@@ -52,6 +52,14 @@ def hf_pooling(folder: Path, hidden_size: int) -> PoolingSpec | None:
     return PoolingSpec(kind, *_prompts(folder))
 
 
+def decoder_pooling(folder: Path, hidden_size: int) -> PoolingSpec | None:
+    """As hf_pooling, for a decoder, whose last token alone has seen the whole text."""
+    found = hf_pooling(folder, hidden_size)
+    if found is not None and found.kind is not PoolingKind.LAST:
+        raise _refusal(folder, f"it pools a decoder by {found.kind}; the last token's state alone works")
+    return found
+
+
 def stated_max_tokens(folder: Path) -> int | None:
     """The longest text that the model was trained to embed, if the folder says so."""
     path = folder / SENTENCE_FILE
