@@ -49,23 +49,26 @@ def lost_device(error: BaseException, device: str) -> DeviceLost | None:
 
 
 def smaller(chunks: Sequence[ScheduledChunk], least: int) -> list[ScheduledChunk] | None:
-    """The same step with half the prompt tokens and no guesses; None if nothing can be less.
+    """The same step with half the prompt tokens and no guesses, else with half of its requests; None if it has one.
 
+    Those left out have their turn in a later step: prompts before streams that run, then by age.
     least: no slice of a prompt becomes shorter
     """
-    halved = []
-    for chunk in chunks:
-        if chunk.draft:
-            chunk = replace(chunk, num_tokens=chunk.num_tokens - len(chunk.draft), draft=())
-        elif not chunk.is_decode and chunk.num_tokens > least:
-            chunk = replace(chunk, num_tokens=max(least, chunk.num_tokens // 2), samples=False)
-        halved.append(chunk)
-    return None if halved == list(chunks) else halved
+    halved = [_half(chunk, least) for chunk in chunks]
+    if halved != list(chunks):
+        return halved
+    if len(chunks) < 2:
+        return None
+    order = sorted(chunks, key=lambda chunk: (not chunk.is_decode, chunk.request.standing, chunk.request.turn))
+    return order[: len(order) // 2]
 
 
-def newest(chunks: Sequence[ScheduledChunk]) -> ScheduledChunk:
-    """Who is given up first: prompts before streams that run, then by rank."""
-    return max(chunks, key=lambda chunk: (not chunk.is_decode, chunk.request.standing, chunk.request.turn))
+def _half(chunk: ScheduledChunk, least: int) -> ScheduledChunk:
+    if chunk.draft:
+        return replace(chunk, num_tokens=chunk.num_tokens - len(chunk.draft), draft=())
+    if chunk.is_decode or chunk.num_tokens <= least:
+        return chunk
+    return replace(chunk, num_tokens=max(least, chunk.num_tokens // 2), samples=False)
 
 
 class MemoryCaution:

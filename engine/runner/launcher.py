@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from engine.devices import Device
 from engine.errors import BayardError, DeviceMemoryFull
-from engine.runner.faults import MemoryCaution, is_out_of_memory, newest, smaller
+from engine.runner.faults import MemoryCaution, is_out_of_memory, smaller
 from engine.runner.runner import LaunchedStep, ModelRunner
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import Request, RequestState
@@ -37,7 +37,7 @@ class Launcher:
         self._give_up = give_up
 
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep | None:
-        """Queue the step. Where memory is short: with half of each prompt's slice, at the end with fewer requests.
+        """Queue the step. Where memory is short: with half of each prompt's slice, then with half the requests.
 
         None: nothing of it is left. Raises: whatever else the step fails with.
         """
@@ -59,15 +59,15 @@ class Launcher:
         for chunk in going:
             self._runner.release(chunk.request)  # what it has on the device may be half of a step ahead
         less = smaller(going, self._least_tokens)
-        if less is not None or not going:
-            return less or []
-        last = newest(going)
-        log.error("request_given_up request=%s", last.request.id)
-        self._give_up(
-            last.request,
-            DeviceMemoryFull(
-                f"The smallest step with this request needs more memory than {self._device.torch_device} has free.",
-                "Send it again when less runs; lower the plan's KV cache or its chunk if it stays.",
-            ),
-        )
-        return [chunk for chunk in going if chunk is not last]
+        if less is None and going:
+            request = going[0].request
+            log.error("request_given_up request=%s", request.id)
+            self._give_up(
+                request,
+                DeviceMemoryFull(
+                    f"The smallest step of this request alone needs more memory than {self._device.torch_device} "
+                    "has free.",
+                    "Send it again when less runs; lower the plan's KV cache or its chunk if it stays.",
+                ),
+            )
+        return less or []
