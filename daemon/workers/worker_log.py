@@ -66,3 +66,41 @@ def last_lines(path: Path, count: int = 20, *, most_bytes: int = 64 << 10) -> tu
     except OSError:
         return ()
     return tuple(line for line in text.splitlines() if line.strip())[-count:]
+
+
+class LogReader:
+    """Lines of a log that come after it was made, whether the file grows, is cut, or is replaced by the next start's.
+
+    Owner: one follower. Every call opens the file anew, so that no follower holds an old one open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset = self._now()
+        self._rest = b""
+
+    def new_lines(self, most_bytes: int = 256 << 10) -> list[str]:
+        """Complete lines, oldest first. Blocks: for the disk."""
+        inode, size = self._now()
+        if inode != self._inode or size < self._offset:
+            self._inode, self._offset, self._rest = inode, 0, b""
+        if size <= self._offset:
+            return []
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(most_bytes)
+        except OSError:
+            return []
+        self._offset += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > most_bytes:  # a line without an end
+            whole, self._rest = [*whole, self._rest], b""
+        return [line.decode("utf-8", "replace").rstrip("\r") for line in whole]
+
+    def _now(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_ino, found.st_size

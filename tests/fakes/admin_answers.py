@@ -211,6 +211,7 @@ def worker(name: str, **changed: Any) -> dict[str, Any]:
         "page_tokens": 16,
         "max_context_tokens": 8192,
         "last_exit": None,
+        "memory_at_exit_bytes": None,
         "log_path": "/var/lib/bayard/logs/smollm2-135m.log",
         "load_stage": None,
         "load_done_bytes": None,

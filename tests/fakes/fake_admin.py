@@ -37,6 +37,7 @@ class ShownWorkers:
 
     shown: list[WorkerView] = field(default_factory=list)
     restarted: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[tuple[str, str, float | None]] = field(default_factory=list)
 
     def views(self) -> list[WorkerView]:
         return self.shown
@@ -52,6 +53,15 @@ class ShownWorkers:
 
     async def restart(self, name: str, drain_s: float | None = None, reason: str = "") -> None:
         self.restarted.append((self.view(name).name, reason))
+
+    async def sleep(self, name: str, drain_s: float | None = None, reason: str = "") -> None:
+        self.calls.append(("sleep", self.view(name).name, drain_s))
+
+    async def wake(self, name: str, reason: str = "") -> None:
+        self.calls.append(("wake", self.view(name).name, None))
+
+    async def kill(self, name: str) -> None:
+        self.calls.append(("kill", self.view(name).name, None))
 
     async def want(self, name: str, config: WorkerConfig) -> None:
         raise AssertionError("no plan of these tests loads a model")

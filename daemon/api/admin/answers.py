@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import datetime
 from typing import Literal
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.store.base import utc_now
@@ -42,3 +44,10 @@ class ErrorAnswer(BaseModel):
     hint: str
     request_id: str
     param: str | None = None
+
+
+def error_answer(status: int, code: str, message: str, hint: str = "", param: str | None = None) -> JSONResponse:
+    """The one shape of every refusal."""
+    request_id = "adm_" + secrets.token_hex(8)
+    body = ErrorAnswer(code=code, message=message, hint=hint, request_id=request_id, param=param)
+    return JSONResponse(body.model_dump(), status, {"x-request-id": request_id})

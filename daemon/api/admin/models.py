@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from daemon.api.admin.access import Admin, Operator, Services, Viewer
-from daemon.api.admin.answers import Answer, Body, Item
+from daemon.api.admin.answers import Answer, Body, Consequences, Item
 from daemon.api.admin.operations import OperationAnswer, operation_item
 from daemon.api.admin.services import AdminServices
 from daemon.models.copying import Cancelled, Report
@@ -113,13 +113,33 @@ async def post_verify(name: str, services: Services, caller: Operator) -> Operat
 
 
 @router.delete("/models/{name:path}")
-async def delete_model(name: str, services: Services, caller: Admin, unload: bool = False) -> DeletedAnswer:
+async def delete_model(
+    name: str, services: Services, caller: Admin, unload: bool = False, dry_run: bool = False
+) -> DeletedAnswer | Consequences:
     """Refused while a plan or a worker uses it. unload: take it out of the automatic plans and drain it first."""
+    if dry_run:
+        return await asyncio.to_thread(_deletion, services, name)
     if unload:
         await services.controller.unload(name, await asyncio.to_thread(services.desk.withdraw, name))
     await asyncio.to_thread(services.models.delete, name)
     await services.tenants.record(caller.actor, "model.delete", f"model:{name}", {"unload": unload})
     return DeletedAnswer(deleted=name)
+
+
+def _deletion(services: AdminServices, name: str) -> Consequences:
+    """Blocks. Raises: ModelNotFound"""
+    record = services.models.get(name)
+    users = services.models.users_of(name)
+    size = sum(file.size_bytes for file in record.files)
+    told = [
+        f"{name} is forgotten; its files stay where they are" if record.linked
+        else f"{name} is forgotten and {size / 2**30:.2f} GiB of copies are removed",
+        f"refused while it is used by {', '.join(users)}" if users else "nothing uses it",
+    ]  # fmt: skip
+    return Consequences(
+        consequences=told,
+        in_flight=sum(view.inflight for view in services.supervisor.views() if view.model == name),
+    )
 
 
 def _items(services: AdminServices) -> list[ModelItem]:

@@ -1,4 +1,4 @@
-"""Who is at the other end of the admin socket: the kernel tells the peer's user, and the user gives the role."""
+"""Who is at the other end: on the socket the kernel tells the peer's user, on the TLS port a key tells the role."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from daemon.tenants.principal import Actor
+from daemon.tenants.principal import Actor, Need, Role
 from engine.errors import PermissionDenied
+
+if TYPE_CHECKING:
+    from daemon.tenants.service import TenantService
 
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 _PEER_MARK = "uid:"
@@ -34,10 +38,11 @@ class AdminRole(IntEnum):
 class Caller:
     name: str
     role: AdminRole
+    origin: str = "socket"
 
     @property
     def actor(self) -> Actor:
-        return Actor(self.name, "socket")
+        return Actor(self.name, self.origin)
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -60,16 +65,27 @@ def caller_of(client: tuple[str, int] | None, own_uid: int) -> Caller:
     return Caller(f"{_user_name(uid)}@uds", role)
 
 
+def _caller_by_key(request: Request, client: tuple[str, int] | None) -> Caller:
+    """Raises: Unauthenticated, PermissionDenied, TooManyAttempts"""
+    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    tenants: TenantService = request.app.state.services.tenants
+    address = client[0] if client else None
+    principal = tenants.identify(secret.strip() if kind.lower() == "bearer" else None, address, Need.ADMINISTRATION)
+    role = AdminRole.ADMIN if principal.role is Role.ADMIN else AdminRole.OPERATOR
+    return Caller(f"{principal.key_prefix}..@{principal.tenant_name}", role, f"tls {address or 'unknown'}")
+
+
 def requires(role: AdminRole) -> Callable[[Request], Caller]:
     """The dependency that every admin route declares; a route without one is found by a test."""
 
     def check(request: Request) -> Caller:
         client = request.scope.get("client")
-        caller = caller_of(client, os.getuid())
+        by_key = request.scope["scheme"] == "https"  # the TLS port: whoever connects has to show an admin key
+        caller = _caller_by_key(request, client) if by_key else caller_of(client, os.getuid())
         if caller.role < role:
             raise PermissionDenied(
                 f"{caller.name} has the role {caller.role.name.lower()}; this needs {role.name.lower()}.",
-                "Run it as root or as the daemon's own user.",
+                "Use a key of that role." if by_key else "Run it as root or as the daemon's own user.",
             )
         return caller
 

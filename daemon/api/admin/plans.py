@@ -10,7 +10,8 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from daemon.api.admin.access import Admin, Operator, Services, Viewer
-from daemon.api.admin.answers import Answer, Body, Item
+from daemon.api.admin.answers import Answer, Body, Consequences, Item
+from daemon.api.admin.services import AdminServices
 from daemon.planning.answer_json import profile_item
 from daemon.strategy.controller import StrategyView
 from daemon.strategy.plans import SavedPlan
@@ -109,9 +110,11 @@ async def get_plan(name: str, services: Services, caller: Viewer) -> PlanAnswer:
 
 @router.post("/plans/{name}/activate")
 async def post_activate(
-    name: str, services: Services, caller: Operator, body: ActivateBody | None = None
-) -> StrategyAnswer:
+    name: str, services: Services, caller: Operator, body: ActivateBody | None = None, dry_run: bool = False
+) -> StrategyAnswer | Consequences:
     """Run this plan now; the answer says what is in force, the event log how the workers follow."""
+    if dry_run:
+        return await asyncio.to_thread(_activation, services, name)
     asked = body or ActivateBody()
     view = await services.controller.activate(name, asked.for_s, caller.name, asked.reason)
     await services.tenants.record(caller.actor, "plan.activate", f"plan:{name}", asked.model_dump())
@@ -124,6 +127,17 @@ async def delete_plan(name: str, services: Services, caller: Admin) -> DeletedPl
     await asyncio.to_thread(services.plans.delete, name)
     await services.tenants.record(caller.actor, "plan.delete", f"plan:{name}")
     return DeletedPlanAnswer(deleted=name)
+
+
+def _activation(services: AdminServices, name: str) -> Consequences:
+    """Blocks. Raises: NotFound"""
+    plan = services.plans.get(name)
+    wanted = {profile.model for profile in plan.profiles}
+    views = services.supervisor.views()
+    leaving = [view for view in views if view.model not in wanted]
+    told = [f"plan {name} serves {', '.join(sorted(wanted)) or 'nothing'}; now: {services.controller.view().plan}"]
+    told += [f"worker {view.name} ends, with {view.inflight} requests in flight" for view in leaving]
+    return Consequences(consequences=told, in_flight=sum(view.inflight for view in leaving))
 
 
 def strategy_answer(view: StrategyView) -> StrategyAnswer:

@@ -7,7 +7,7 @@ from datetime import datetime
 from fastapi import APIRouter
 
 from daemon.api.admin.access import Operator, Services, Viewer
-from daemon.api.admin.answers import Answer, Item
+from daemon.api.admin.answers import Answer, Consequences, Item
 from daemon.serving.live import LiveRequest
 from engine.errors import NotFound
 
@@ -61,7 +61,14 @@ async def get_request(request_id: str, services: Services, caller: Viewer) -> Re
 
 
 @router.post("/requests/{request_id}/cancel")
-async def post_cancel(request_id: str, services: Services, caller: Operator) -> RequestAnswer:
+async def post_cancel(
+    request_id: str, services: Services, caller: Operator, dry_run: bool = False
+) -> RequestAnswer | Consequences:
+    """End it in the engine; its client gets one error event."""
+    if dry_run:
+        found = (await get_request(request_id, services, caller)).item
+        told = f"request {found.id} of tenant {found.tenant} ends with an error after {found.output_tokens:,} tokens"
+        return Consequences(consequences=[told], in_flight=1)
     live = await services.serving.live.cancel(request_id)
     await services.tenants.record(caller.actor, "request.cancel", f"request:{request_id}", {"tenant": live.tenant})
     return RequestAnswer(item=_item(live))

@@ -17,7 +17,7 @@ from daemon.workers.view import WorkerView
 
 router = APIRouter(tags=["status"])
 _COMING = frozenset({WorkerState.STARTING, WorkerState.WARMING})
-_GOING = frozenset({WorkerState.DRAINING, WorkerState.STOPPING, WorkerState.STOPPED})
+_GOING = frozenset({WorkerState.DRAINING, WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.SLEEPING})
 
 
 class StatusAnswer(Answer):
@@ -79,6 +79,8 @@ def _reasons(services: AdminServices, problem: str | None) -> list[str]:
     reasons = services.supervisor.sickly()
     if problem:
         reasons.append(problem)
+    if services.tenants.admission.paused:
+        reasons.append(f"admission is paused: {services.tenants.admission.paused}")
     if services.tenants.admission.draining:
         reasons.append("the daemon is stopping")
     return reasons

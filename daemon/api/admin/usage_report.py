@@ -1,15 +1,19 @@
-"""GET usage: what tenants, keys and models used, by the minute or summed."""
+"""GET usage and usage/export: what tenants, keys and models used, by the minute or summed."""
 
 from __future__ import annotations
 
+import csv
+import io
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import AwareDatetime
 
 from daemon.api.admin.access import Services, Viewer
 from daemon.api.admin.answers import Answer, Item
+from daemon.api.admin.services import AdminServices
 from daemon.store.base import utc_now
 from daemon.tenants.usage import UsageRow, UsageSum, read_usage
 from engine.errors import InvalidParameter
@@ -40,23 +44,91 @@ class UsageAnswer(Answer):
     items: list[UsageItem]
 
 
-@router.get("/usage")
-async def get_usage(
-    services: Services,
-    caller: Viewer,
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of which time, summed how, and of whom; None: of everyone."""
+
+    since: datetime
+    until: datetime
+    by: By
+    tenant: str | None
+    key: str | None
+    model: str | None
+
+    def takes(self, row: UsageRow, tenant_id: str | None) -> bool:
+        return (
+            (tenant_id is None or row.tenant_id == tenant_id)
+            and (self.key is None or row.key_id == self.key)
+            and (self.model is None or row.model == self.model)
+        )
+
+
+def asked(
     since: AwareDatetime | None = None,
     until: AwareDatetime | None = None,
     by: Annotated[By, Query()] = "hour",
-) -> UsageAnswer:
-    """Without times, the last day. What the last second added may not be settled yet."""
+    tenant: str | None = None,
+    key: str | None = None,
+    model: str | None = None,
+) -> Asked:
+    """Without times, the last day. Raises: InvalidParameter"""
     end = until or utc_now()
     begin = since or end - timedelta(days=1)
     if not timedelta(0) < end - begin <= LONGEST:
         raise InvalidParameter(
             f"The time from {begin} to {end} is not between 0 and {LONGEST.days} days.", param="since"
         )
-    rows = await services.store.read(lambda session: read_usage(session, begin, end))
-    return UsageAnswer(since=begin, until=end, items=summed(rows, by, begin))
+    return Asked(begin, end, by, tenant, key, model)
+
+
+Question = Annotated[Asked, Depends(asked)]
+
+
+@router.get("/usage")
+async def get_usage(services: Services, caller: Viewer, question: Question) -> UsageAnswer:
+    """What the last second added may not be settled yet."""
+    return UsageAnswer(since=question.since, until=question.until, items=await _items(services, question))
+
+
+@router.get("/usage/export", response_model=UsageAnswer, responses={200: {"content": {"text/csv": {}}}})
+async def get_export(
+    services: Services,
+    caller: Viewer,
+    question: Question,
+    kind: Annotated[Literal["csv", "json"], Query(alias="format")] = "csv",
+) -> UsageAnswer | Response:
+    """The same as a file, with the tenants' names."""
+    items = await _items(services, question)
+    if kind == "json":
+        return UsageAnswer(since=question.since, until=question.until, items=items)
+    names = {tenant.id: tenant.name for tenant in await services.tenants.tenants()}
+    name = f"usage-{question.since:%Y%m%dT%H%M}-{question.until:%Y%m%dT%H%M}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(as_csv(items, names), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+async def _items(services: AdminServices, question: Asked) -> list[UsageItem]:
+    tenant_id = (await services.tenants.tenant(question.tenant)).id if question.tenant is not None else None
+    rows = await services.store.read(lambda session: read_usage(session, question.since, question.until))
+    return summed([row for row in rows if question.takes(row, tenant_id)], question.by, question.since)
+
+
+def as_csv(items: list[UsageItem], names: dict[str, str]) -> str:
+    """One line an item, after a line of column names."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = list(UsageItem.model_fields)
+    writer.writerow(["tenant", *columns])
+    for item in items:
+        values = item.model_dump(mode="json")
+        row = [names.get(item.tenant_id, item.tenant_id), *(values[column] for column in columns)]
+        writer.writerow([_plain(cell) for cell in row])
+    return out.getvalue()
+
+
+def _plain(cell: object) -> object:
+    """A cell that a spreadsheet takes for text: one that begins like a formula would be run."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def summed(rows: list[UsageRow], by: By, begin: datetime) -> list[UsageItem]:
