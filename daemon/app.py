@@ -237,7 +237,6 @@ class Appliance:
         from daemon.responses.archive import ResponseArchive
         from daemon.serving.embedding import EmbeddingPath
         from daemon.serving.path import ServingPath
-        from daemon.serving.settlement import Settlement
         from daemon.strategy.controller import PlanController
         from daemon.strategy.parts import build_parts
         from daemon.tenants.service import TenantService
@@ -253,8 +252,7 @@ class Appliance:
         self.operations = Operations()
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
         self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
-        settlement = Settlement(self.tenants, self.router, self.metrics, self.serving.live, self.serving.recent)
-        self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, settlement)
+        self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, self.serving.settlement)
         self.responses = ResponseArchive(self.store, settings.limits.stored_response_days)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded

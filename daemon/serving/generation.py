@@ -13,6 +13,7 @@ from daemon.serving.choice import ChoiceDecoder
 from daemon.serving.events import ChoiceEvent, Event, Failed, Finished, TextDelta, TokenUsage
 from daemon.serving.live import LiveRequest, RequestState
 from daemon.serving.merge import closing_stream, merge
+from daemon.serving.settlement import Ending
 from engine.errors import BayardError, Cancelled, RequestError, WorkerError, WorkerLost, error_of
 from engine.messages import FinishReason, SamplingParams, Submit, TokenDelta
 from engine.text import OutputParser
@@ -46,15 +47,6 @@ class Terms:
     adapter: str = ""
     deadline_mono: float | None = None
     constraint_param: str | None = None  # the field that asked for a grammar
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a request ended, for those who count. outcome: stop, length, abort, or an error's code."""
-
-    outcome: str
-    usage: TokenUsage
-    error: BayardError | None = None
 
 
 class Generation:

@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import structlog
-
-from daemon.serving.generation import ChoicePlan, Ending, Generation, Terms
+from daemon.serving.generation import ChoicePlan, Generation, Terms
 from daemon.serving.live import LiveRequest, LiveRequests, RequestState
 from daemon.serving.output import choice_parser
 from daemon.serving.prepare import PreparedPrompt, is_quick, prepare_prompts, resolve_sampling
-from daemon.serving.recent import EndedRequest, RecentRequests
+from daemon.serving.recent import RecentRequests
 from daemon.serving.request import Endpoint, GenerationRequest
 from daemon.serving.reserve import reserve_tokens
+from daemon.serving.settlement import Settlement
 from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
 from daemon.tenants.service import TenantService
-from daemon.tenants.usage import UsageSum
-from engine.errors import BayardError, Cancelled, DeadlineExceeded, InvalidParameter
+from engine.errors import Cancelled, DeadlineExceeded, InvalidParameter
 
 if TYPE_CHECKING:
     from daemon.router import Replica, Router
     from daemon.telemetry.metrics import Metrics
 
 MAX_TEXT_THREADS = 4
-log = structlog.get_logger(__name__)
 
 
 class ServingPath:
@@ -40,9 +36,9 @@ class ServingPath:
     def __init__(self, tenants: TenantService, router: Router, metrics: Metrics, *, max_choices: int) -> None:
         self.live = LiveRequests()
         self.recent = RecentRequests()
+        self.settlement = Settlement(tenants, router, metrics, self.live, self.recent)
         self._tenants = tenants
         self._router = router
-        self._metrics = metrics
         self._max_choices = max_choices
         tenants.usage.on_lost = metrics.usage_unrecorded.inc
         self._text_threads = ThreadPoolExecutor(min(MAX_TEXT_THREADS, os.cpu_count() or 1), thread_name_prefix="text")
@@ -74,7 +70,7 @@ class ServingPath:
             if live.cancelled and isinstance(error, asyncio.CancelledError):
                 task.uncancel()
                 error = Cancelled("An operator cancelled the request.")
-            self._refused(live, ticket, principal, error)
+            self.settlement.refused(live, ticket, principal, error)
             raise error from None
         live.cancel = generation.cancel
         live.state = RequestState.WAITING
@@ -121,70 +117,12 @@ class ServingPath:
             replica,
             plans,
             terms,
-            on_end=lambda ended, ending: self._settle(ended, ending, principal, ticket),
+            on_end=lambda ended, ending: self.settlement.ended(ended.live, ticket, principal, ending),
         )
         live.worker = replica.worker
         live.prompt_tokens = generation.prompt_tokens
         live.max_tokens = sum(plan.sampling.max_tokens for plan in plans if plan.sampling)
         return generation
-
-    def _refused(self, live: LiveRequest, ticket: Ticket | None, principal: Principal, error: BaseException) -> None:
-        self.live.remove(live.id)
-        if ticket is not None:
-            ticket.release()
-        served = live.model if live.model in self._router.models() else "unknown"
-        outcome = error.code if isinstance(error, BayardError) else "abort"
-        self._metrics.request_ended(served, outcome)
-        self.recent.add(EndedRequest(time.monotonic(), refused=outcome != "abort"))
-        if served != "unknown":
-            self._tenants.usage.add(principal, live.model, UsageSum(requests=1, errors=int(outcome != "abort")))
-
-    def _settle(self, generation: Generation, ending: Ending, principal: Principal, ticket: Ticket) -> None:
-        live, usage = generation.live, ending.usage
-        self.live.remove(live.id)
-        ticket.release(usage.total_tokens)
-        self._metrics.request_ended(
-            live.model,
-            ending.outcome,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=usage.completion_tokens,
-            ttft_s=live.first_token_s,
-            total_s=live.age_s,
-        )
-        self._tenants.usage.add(
-            principal,
-            live.model,
-            UsageSum(
-                requests=1,
-                errors=int(ending.error is not None),
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                output_tokens=usage.completion_tokens,
-                device_s=usage.device_s,
-            ),
-        )
-        self.recent.add(
-            EndedRequest(
-                time.monotonic(),
-                failed=ending.error is not None,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                output_tokens=usage.completion_tokens,
-                ttft_s=live.first_token_s,
-                inter_token_s=live.inter_token_s,
-            )
-        )
-        if ending.error is not None:
-            log.warning(
-                "request_failed",
-                request=live.id,
-                tenant=live.tenant,
-                model=live.model,
-                worker=live.worker,
-                code=ending.error.code,
-                after_s=round(time.monotonic() - live.started_mono, 3),
-            )
 
 
 def _new_id(request: GenerationRequest) -> str:

@@ -16,7 +16,6 @@ from daemon.responses.archive import ResponseArchive
 from daemon.router import Replica, Router
 from daemon.serving.embedding import EmbeddingPath
 from daemon.serving.path import ServingPath
-from daemon.serving.settlement import Settlement
 from daemon.settings import Settings
 from daemon.store.session import Store
 from daemon.telemetry.metrics import Metrics
@@ -91,8 +90,7 @@ async def fake_services(folder: Path, key: str | None = None, **limits: int) -> 
     tenants = TenantService(store, settings.limits.max_queue)
     await tenants.start()
     serving = ServingPath(tenants, router, metrics, max_choices=settings.limits.max_choices)
-    settlement = Settlement(tenants, router, metrics, serving.live, serving.recent)
-    embedding = EmbeddingPath(tenants, router, serving.live, settlement)
+    embedding = EmbeddingPath(tenants, router, serving.live, serving.settlement)
     engine = FakeEngine()
     add_replica(router, MODEL, engine)
     responses = ResponseArchive(store, settings.limits.stored_response_days)
