@@ -69,6 +69,24 @@ PREFIX_HITS = MetricSpec(
 PREEMPTIONS = MetricSpec(
     "bayard_engine_preemptions_total", "counter", ("worker", "model"), "Sequences put back for want of pages."
 )
+SWAPPED_PAGES = MetricSpec(
+    "bayard_swapped_pages", "gauge", ("worker", "model"), "KV pages of preempted requests kept in host memory."
+)
+SWAPS = MetricSpec(
+    "bayard_engine_swaps_total",
+    "counter",
+    ("worker", "model", "direction"),
+    "Preempted sequences whose pages went to host memory (out) and came back (in).",
+)
+DEADLINES = MetricSpec(
+    "bayard_engine_deadlines_total", "counter", ("worker", "model"), "Requests ended because their time was up."
+)
+SHED = MetricSpec(
+    "bayard_engine_shed_total",
+    "counter",
+    ("worker", "model"),
+    "Requests given up because a step of them alone needed more memory than there was.",
+)
 WORKER_RSS = MetricSpec("bayard_worker_resident_bytes", "gauge", ("worker", "model"), "Resident memory of the worker.")
 WORKER_DEVICE = MetricSpec(
     "bayard_worker_device_bytes", "gauge", ("worker", "model"), "Device memory the worker holds."
@@ -107,6 +125,10 @@ READ_AT_SCRAPE = (
     STEPS,
     PREFIX_HITS,
     PREEMPTIONS,
+    SWAPPED_PAGES,
+    SWAPS,
+    DEADLINES,
+    SHED,
     WORKER_RSS,
     WORKER_DEVICE,
     WORKER_STATE,

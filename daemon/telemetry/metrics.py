@@ -108,6 +108,9 @@ def _add_worker(families: dict[str, Any], view: WorkerView) -> None:
         (c.STEPS, stats.step),
         (c.PREFIX_HITS, stats.cached_tokens_total),
         (c.PREEMPTIONS, stats.preemptions_total),
+        (c.SWAPPED_PAGES, stats.swapped_pages),
+        (c.DEADLINES, stats.deadlines_total),
+        (c.SHED, stats.shed_total),
         (c.WORKER_RSS, stats.rss_bytes),
         (c.WORKER_DEVICE, stats.device_bytes),
     ):
@@ -118,6 +121,8 @@ def _add_worker(families: dict[str, Any], view: WorkerView) -> None:
         ("cached", stats.kv_pages_cached),
     ):
         families[c.KV_PAGES.name].add_metric([*who, use], pages)
+    for direction, count in (("out", stats.swap_outs_total), ("in", stats.swap_ins_total)):
+        families[c.SWAPS.name].add_metric([*who, direction], count)
 
 
 def _family(spec: c.MetricSpec) -> Metric:
