@@ -19,7 +19,10 @@ def load_text(spec: ModelSpec, metadata: Mapping[str, object] | None = None) -> 
     Blocks: reads files, and builds the vocabulary for up to a second or two
     """
     if spec.format is CheckpointFormat.HF:
-        return TextPipeline(parts_from_folder(Path(spec.path), eos_token_ids=spec.eos_token_ids))
+        parts = parts_from_folder(Path(spec.path), eos_token_ids=spec.eos_token_ids)
+        if spec.pooling is None:
+            return TextPipeline(parts)
+        return TextPipeline(parts, prompts=dict(spec.pooling.prompts), default_prompt=spec.pooling.default_prompt)
     if metadata is None:
         from engine.spec.gguf_header import read_gguf_header
 

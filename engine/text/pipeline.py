@@ -23,8 +23,13 @@ _THINK_TAIL_TOKENS = 12  # enough to spell the mark and a few line breaks withou
 class TextPipeline:
     """Tokenizer and chat template of one model. All methods may be called from any number of threads at once."""
 
-    def __init__(self, parts: TokenizerParts) -> None:
+    def __init__(
+        self, parts: TokenizerParts, *, prompts: Mapping[str, str] | None = None, default_prompt: str = ""
+    ) -> None:
+        """prompts: what an embedding model wants before texts of some purpose, by name."""
         self._parts = parts
+        self.embedding_prompts: Mapping[str, str] = dict(prompts or {})
+        self._default_prompt = default_prompt
         secret = str(secrets.randbelow(9 * 10**_SECRET_DIGITS) + 10**_SECRET_DIGITS)
         self._specials = SpecialTokens(parts.specials, opening=f"1{secret}", closing=f"2{secret}")
         self._forbidden = self._specials.ids - {parts.unknown_token_id}  # never from plain text
@@ -54,6 +59,18 @@ class TextPipeline:
         """
         ids = self._encode_marked(text, marked=False) if special else self._encode_plain(self._parts.head, text)
         return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids] if add_bos else ids
+
+    def encode_for_embedding(self, text: str, prompt: str | None = None) -> list[int]:
+        """Token ids of a text to embed, as the model was made to read it; special-token text in it is plain.
+
+        prompt: a name of embedding_prompts, whose text comes first; None: the checkpoint's default one, if any
+        Raises: InvalidParameter for a prompt there is not
+        """
+        name = self._default_prompt if prompt is None else prompt
+        if name and name not in self.embedding_prompts:
+            known = ", ".join(sorted(self.embedding_prompts)) or "none"
+            raise InvalidParameter(f"This model has no prompt {name!r}.", f"It has: {known}.", param="prompt_name")
+        return self.encode((self.embedding_prompts[name] if name else "") + text, add_bos=True)
 
     def count(self, text: str) -> int:
         """Tokens of text, special-token text counted as plain."""
