@@ -37,6 +37,19 @@ class AdminClient:
     def get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params=params)
 
+    def text(self, path: str, **params: Any) -> str:
+        """An answer that is no JSON."""
+        return self._answer("GET", path, None, params=params).text
+
+    def lines(self, path: str, **params: Any) -> Iterator[str]:
+        """The data of a stream of events, until the daemon ends it. Blocks: between them."""
+        with self._http.stream("GET", f"{BASE}/{path}", params=params, timeout=httpx.Timeout(60.0)) as answer:
+            if not answer.is_success:
+                raise refusal_of(answer.status_code, answer.read())
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield line.removeprefix("data: ")
+
     def post(self, path: str, body: Any = None, **params: Any) -> Any:
         return self._call("POST", path, json=body, params=params)
 
@@ -56,6 +69,10 @@ class AdminClient:
         self.close()
 
     def _call(self, method: str, path: str, within_s: float | None = None, **what: Any) -> Any:
+        answer = self._answer(method, path, within_s, **what)
+        return answer.json() if answer.content else None
+
+    def _answer(self, method: str, path: str, within_s: float | None, **what: Any) -> httpx.Response:
         what["params"] = {key: value for key, value in what["params"].items() if value is not None}
         try:
             timeout = self._timeout_s if within_s is None else within_s
@@ -71,7 +88,7 @@ class AdminClient:
                 f"the daemon broke off {method} {path}: {error}.", "See its log, and try again."
             ) from error
         if answer.is_success:
-            return answer.json() if answer.content else None
+            return answer
         raise refusal_of(answer.status_code, answer.content)
 
 

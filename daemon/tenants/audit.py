@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -34,10 +34,14 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChainCheck:
-    """broken_at is the id of the first entry that does not fit; None: the chain is whole."""
+    """broken_at: id of the first entry that does not fit; None: the chain is whole. head: hash of the last good one.
+
+    Kept elsewhere, the head proves later that nothing was cut off at the end.
+    """
 
     entries: int
     broken_at: int | None
+    head: str = FIRST_HASH
 
 
 def append(
@@ -80,9 +84,14 @@ def verify(session: Session) -> ChainCheck:
     for entry in session.scalars(select(AuditEntry).order_by(AuditEntry.id).execution_options(yield_per=_PAGE)):
         count += 1
         if entry.previous_hash != previous or entry.hash != _hash(entry):
-            return ChainCheck(count, entry.id)
+            return ChainCheck(count, entry.id, previous)
         previous = entry.hash
-    return ChainCheck(count, None)
+    return ChainCheck(count, None, previous)
+
+
+def as_dict(record: AuditRecord) -> dict[str, Any]:
+    """For JSON."""
+    return {**asdict(record), "at": record.at.isoformat()}
 
 
 def _hash(entry: AuditEntry) -> str:

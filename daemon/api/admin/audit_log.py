@@ -34,11 +34,12 @@ class AuditAnswer(Answer):
 
 
 class AuditVerifyAnswer(Answer):
-    """broken_at: the first entry that does not fit; None: the chain is whole."""
+    """broken_at: the first entry that does not fit; None: the chain is whole. head: hash of the last good entry."""
 
     entries: int
     whole: bool
     broken_at: int | None
+    head: str
 
 
 @router.get("")
@@ -69,4 +70,6 @@ async def get_audit(
 @router.get("/verify")
 async def get_audit_verify(services: Services, caller: Admin) -> AuditVerifyAnswer:
     check = await services.store.read(audit.verify)
-    return AuditVerifyAnswer(entries=check.entries, whole=check.broken_at is None, broken_at=check.broken_at)
+    return AuditVerifyAnswer(
+        entries=check.entries, whole=check.broken_at is None, broken_at=check.broken_at, head=check.head
+    )

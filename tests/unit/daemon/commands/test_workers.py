@@ -26,7 +26,7 @@ class Daemon:
         self.asked.append(f"GET {path}")
         return {"items": self.items}
 
-    def post(self, path: str) -> dict[str, Any]:
+    def post(self, path: str, **params: Any) -> dict[str, Any]:
         self.asked.append(f"POST {path}")
         return {"item": self.items[0] | {"state": "starting", "reason": "restart asked"}}
 
