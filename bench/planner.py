@@ -1,9 +1,10 @@
 """The planner's word against the engine: predicted and measured memory and speed of one model on this machine.
 
-    python -m bench.planner --model FILE [--device cpu] [--strategy throughput] [--context 8192] [--seconds 15]
+    python -m bench.planner --model FILE|SHAPE [--device cpu] [--strategy throughput] [--context 8192] [--seconds 15]
 
-Calibrates first, then loads the model exactly as the chosen profile says and runs it in this process. Prints one JSON
-line. Needs an otherwise idle machine: a calibration that was disturbed predicts a disturbed engine.
+A shape of bench.shapes gets random weights. Calibrates first, then loads the model exactly as the chosen profile says
+and runs it in this process. Prints one JSON line. Needs an otherwise idle machine: a calibration that was disturbed
+predicts a disturbed engine.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import json
 import random
 import resource
 import sys
+import tempfile
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 import hwdetect
+from bench.random_weights import random_weights
+from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from daemon.planning.calibrate import COMMON_KINDS, measure
 from daemon.planning.fit import DTYPE_BYTES, KV_PAGES, FitModel
 from daemon.planning.install import EngineInstall
@@ -31,6 +38,7 @@ from daemon.planning.strategy import Strategy
 from daemon.planning.traffic import traffic_of
 from daemon.planning.worker_config import worker_config
 from engine.builder import BuiltEngine, build_engine
+from engine.devices import open_device
 from engine.messages import SamplingParams, Submit
 from engine.spec import read_spec
 from engine.spec.model_spec import ModelSpec
@@ -62,7 +70,7 @@ def run(engine: BuiltEngine, streams: int, vocab: int, seed: int) -> tuple[float
     return prefill_s, decode
 
 
-def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine) -> tuple[int, int]:
+def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine, held_before: int) -> tuple[int, int]:
     """(predicted for the pages that were touched, measured) peak bytes."""
     stats = engine.core.stats()
     fit = FitModel(
@@ -72,11 +80,18 @@ def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine) -> tuple[int,
         touched = (stats.kv_pages_active + stats.kv_pages_cached) * fit.page_bytes
         measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return profile.memory.total_bytes - profile.memory.of(KV_PAGES) + touched, measured
-    return profile.memory.total_bytes, engine.device.used_bytes()
+    # Of the whole device: what a context and its libraries hold is in no allocator's figures.
+    free, total = torch.cuda.mem_get_info(engine.device.torch_device)
+    return profile.memory.total_bytes, total - free - held_before
 
 
-def compare(profile: Profile, spec: ModelSpec, rates: DeviceRates) -> dict[str, Any]:
-    engine = build_engine(worker_config(profile), lambda *_: None)
+def compare(
+    profile: Profile, spec: ModelSpec, rates: DeviceRates, held_before: int, weights: AbstractContextManager[None]
+) -> dict[str, Any]:
+    with weights:
+        engine = build_engine(worker_config(profile), lambda *_: None)
+    while engine.core.prepare():
+        pass
     speed = SpeedModel(spec, traffic_of(spec), rates, DTYPE_BYTES[profile.kv_dtype])
     context = PROMPT_TOKENS + OUTPUT_TOKENS / 2
     run(engine, 1, spec.vocab_size, 0)  # warm
@@ -93,7 +108,7 @@ def compare(profile: Profile, spec: ModelSpec, rates: DeviceRates) -> dict[str, 
             "predicted_over_measured_speed": median(steps) / predicted_s,
             "prefill_tok_s": count * PROMPT_TOKENS / prefill_s,
         }
-    predicted_bytes, measured_bytes = memory(profile, spec, engine)
+    predicted_bytes, measured_bytes = memory(profile, spec, engine, held_before)
     rows["memory"] = {
         "predicted_bytes": predicted_bytes,
         "measured_bytes": measured_bytes,
@@ -104,13 +119,25 @@ def compare(profile: Profile, spec: ModelSpec, rates: DeviceRates) -> dict[str, 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.planner", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", required=True, help=f"a GGUF file or folder, or a shape: {', '.join(SHAPES)}")
+    parser.add_argument("--scale", default="full", choices=SCALES, help="a smaller sister of the shape")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--strategy", type=Strategy, default=Strategy.THROUGHPUT)
     parser.add_argument("--context", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=15.0, help="of calibration")
     options = parser.parse_args(arguments)
-    spec = read_spec(options.model)
+    with tempfile.TemporaryDirectory(prefix="bayard-shape-") as folder:
+        return judge(parser, options, Path(folder))
+
+
+def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: Path) -> int:
+    path = Path(options.model)
+    weights: AbstractContextManager[None] = nullcontext()
+    if options.model in SHAPES:
+        path = folder / options.model
+        path.mkdir()
+        write_shape(path, scaled(SHAPES[options.model], options.scale))
+    spec = read_spec(path)
     budgets = [b for b in budgets_of(hwdetect.detect(), EngineInstall.here()) if b.device == options.device]
     if not budgets or budgets[0].unusable is not None:
         parser.error(f"{options.device} cannot be used: {budgets[0].unusable if budgets else 'it was not found'}")
@@ -120,7 +147,11 @@ def main(arguments: list[str]) -> int:
     answer = Planner(budgets, rates=lambda budget: rates).answer(spec, request)
     if answer.chosen is None:
         parser.error(answer.why_not[0].reason)
-    found = compare(answer.chosen, spec, rates)
+    if options.model in SHAPES:
+        weights = random_weights(open_device(options.device).torch_device)
+    total = budgets[0].total_bytes or 0
+    held_before = 0 if options.device == "cpu" else total - min(size for _, size in budgets[0].limits)
+    found = compare(answer.chosen, spec, rates, held_before, weights)
     print(json.dumps({"model": spec.name, "device": options.device, "rates": rates.to_json(), **found}))
     return 0
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.calibrate_overheads import LAYERS, Overheads
 from engine.devices import Device, open_device
 from engine.devices.cpu import usable_cpus
 from engine.ggml_types import COMPUTABLE_TYPES, TYPE_BY_NAME
@@ -28,6 +29,7 @@ _PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _COLUMNS = 2048
 _LARGE_ROWS = 4096
 _SMALL_ROWS = 512
+_DEVICE_COLUMNS, _DEVICE_ROWS = 4096, 14336  # small matrices do not fill a GPU
 _MANY_ROWS = 16
 _ROUNDS = 3
 _HOST_BYTES = 64 << 20  # of matrices of one kind on a CPU: above the share of a cache that a few cores have
@@ -44,6 +46,13 @@ class Bench:
     @property
     def left_s(self) -> float:
         return max(0.0, self._deadline - time.perf_counter())
+
+    def recorded(self, work: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        """The work as the engine would run it: one replayed graph where the device has them."""
+        if not self._device.capabilities.graphs:
+            return work
+        graph, _, _ = self._device.capture_graph(work, None)
+        return lambda: self._device.replay_graph(graph)
 
     def best_s(self, work: Callable[[], object], at_most_s: float, at_least: int = 2) -> float:
         """The best of several runs after one that warms up."""
@@ -66,13 +75,13 @@ def read_bytes_per_s(bench: Bench, device: torch.device, slice_s: float) -> floa
     return size / bench.best_s(data.sum, slice_s, at_least=3)
 
 
-def matrix(kind: str, rows: int, device: torch.device) -> QuantTensor | torch.Tensor:
-    """A weight [rows, _COLUMNS] of this kind."""
+def matrix(kind: str, rows: int, columns: int, device: torch.device) -> QuantTensor | torch.Tensor:
+    """A weight [rows, columns] of this kind."""
     if kind in _PLAIN:
-        return torch.full((rows, _COLUMNS), 0.01, dtype=_PLAIN[kind], device=device)
+        return torch.full((rows, columns), 0.01, dtype=_PLAIN[kind], device=device)
     # 0x2c bytes: every half-precision scale in them is a normal number, so nothing runs into denormals
-    row_bytes = TYPE_BY_NAME[kind].row_bytes(_COLUMNS)
-    return QuantTensor(kind, torch.full((rows, row_bytes), 0x2C, dtype=torch.uint8, device=device), (rows, _COLUMNS))
+    row_bytes = TYPE_BY_NAME[kind].row_bytes(columns)
+    return QuantTensor(kind, torch.full((rows, row_bytes), 0x2C, dtype=torch.uint8, device=device), (rows, columns))
 
 
 class LinearProbe:
@@ -84,26 +93,32 @@ class LinearProbe:
         self.why = why("linear", query)
         self._run = impl.run
         pack = impl.pack if impl.pack is not None else lambda weight: weight
-        total = _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
-        count = max(2, total // (_LARGE_ROWS * TYPE_BY_NAME[kind].row_bytes(_COLUMNS)))
+        on_cpu = device.type == "cpu"
+        total = _HOST_BYTES if on_cpu else _DEVICE_BYTES
+        rows, columns = (_LARGE_ROWS, _COLUMNS) if on_cpu else (_DEVICE_ROWS, _DEVICE_COLUMNS)
+        count = max(2, total // (rows * TYPE_BY_NAME[kind].row_bytes(columns)))
         # Few rows: matrices that come from memory. Many: arithmetic takes longest, and one small enough to end before
         # the scheduler gives the core to somebody else shows it undisturbed.
-        self._large = [pack(matrix(kind, _LARGE_ROWS, device)) for _ in range(count)]
-        small_rows = _SMALL_ROWS if device.type == "cpu" else 4 * _LARGE_ROWS
-        self._small = [pack(matrix(kind, small_rows, device))]
-        self._elements = {False: _LARGE_ROWS * _COLUMNS * count, True: small_rows * _COLUMNS}
-        self._inputs = {rows: torch.full((rows, _COLUMNS), 0.5, dtype=dtype, device=device) for rows in ROWS}
+        self._large = [pack(matrix(kind, rows, columns, device)) for _ in range(count)]
+        small_rows = _SMALL_ROWS if on_cpu else rows
+        self._small = [pack(matrix(kind, small_rows, columns, device))]
+        self._elements = {False: rows * columns * count, True: small_rows * columns}
+        self._inputs = {many: torch.full((many, columns), 0.5, dtype=dtype, device=device) for many in ROWS}
         self._best: dict[int, float] = {}
+        self._recorded: dict[int, Callable[[], object]] = {}
 
     def measure(self, bench: Bench, rows: int, slice_s: float) -> None:
         many = rows >= _MANY_ROWS
         used, x = self._small if many else self._large, self._inputs[rows]
 
-        def work() -> None:
+        def work() -> torch.Tensor:
             for weight in used:
-                self._run(x, weight, None)
+                out: torch.Tensor = self._run(x, weight, None)
+            return out
 
-        seconds = bench.best_s(work, slice_s, at_least=1) / self._elements[many]
+        if rows not in self._recorded:
+            self._recorded[rows] = bench.recorded(work)
+        seconds = bench.best_s(self._recorded[rows], slice_s, at_least=1) / self._elements[many]
         self._best[rows] = min(seconds, self._best.get(rows, seconds))
 
     def points(self) -> list[tuple[int, float]]:
@@ -140,61 +155,15 @@ def attention_rates(
     view = torch.full((sequences * blocks, 2, groups, page, dim), 0.01, dtype=dtype, device=device)
     tables = torch.arange(sequences * blocks, dtype=torch.int32, device=device).reshape(sequences, blocks)
 
-    def attend(new_tokens: int, count: int) -> Callable[[], object]:
+    def attend(new_tokens: int, count: int) -> Callable[[], torch.Tensor]:
         q = torch.full((count * new_tokens, heads, dim), 0.1, dtype=dtype, device=device)
         starts = torch.arange(0, count * new_tokens + 1, new_tokens, dtype=torch.int32, device=device)
         lens = torch.full((count,), context, dtype=torch.int32, device=device)
         return lambda: run(q, view, tables[:count], starts, lens, dim**-0.5, None, None, None)
 
-    decode_s = bench.best_s(attend(1, sequences), slice_s / 2)
+    decode_s = bench.best_s(bench.recorded(attend(1, sequences)), slice_s / 2)
     chunk_s = bench.best_s(attend(chunk, 1), slice_s / 2)
     return view.numel() * view.element_size() / decode_s, 4.0 * chunk * context * heads * dim / chunk_s
-
-
-def layer_overhead_s(
-    bench: Bench, device: torch.device, dtype: torch.dtype, capabilities: frozenset[str], slice_s: float
-) -> float:
-    """Time of one layer's calls on sizes so small that only the calling is left."""
-    name = _DTYPE_NAMES[dtype]
-    small, heads, dim = 64, 1, 64
-
-    def op(kind: str, **known: object) -> Callable[..., object]:
-        return select(kind, OpQuery(device.type, name, capabilities=capabilities, **known)).run  # type: ignore[arg-type]
-
-    linear = select("linear", OpQuery(device.type, name, weight_kind="F32", capabilities=capabilities))
-    weight: object = torch.zeros(small, small, dtype=torch.float32, device=device)
-    weight = weight if linear.pack is None else linear.pack(weight)
-    norm, silu = op("add_rms_norm"), op("silu_mul")
-    rope = op("rope", head_dim=dim)
-    write = op("kv_write", head_dim=dim, kv_dtype=name)
-    attention = op("paged_attention", head_dim=dim, kv_dtype=name)
-    x = torch.zeros(1, small, dtype=dtype, device=device)
-    scale = torch.ones(small, dtype=dtype, device=device)
-    q = torch.zeros(1, heads, dim, dtype=dtype, device=device)
-    view = torch.zeros(2, 2, heads, 16, dim, dtype=dtype, device=device)
-    angles = torch.zeros(16, dim, dtype=torch.float32, device=device)
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    tables = torch.zeros(1, 1, dtype=torch.int32, device=device)
-    starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    lens = torch.ones(1, dtype=torch.int32, device=device)
-
-    def layer() -> None:
-        norm(x, x, scale, 1e-5)
-        linear.run(x, weight, None)
-        rope(q, q, zero, angles)
-        write(q, q, view, zero, zero)
-        attention(q, view, tables, starts, lens, 0.125, None, None, None)
-        linear.run(x, weight, None)
-        norm(x, x, scale, 1e-5)
-        linear.run(x, weight, None)
-        silu(torch.cat((x, x), dim=-1))
-        linear.run(x, weight, None)
-
-    def layers() -> None:
-        for _ in range(20):
-            layer()
-
-    return bench.best_s(layers, slice_s) / 20
 
 
 def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str, ...] = KINDS) -> dict[str, object]:
@@ -214,7 +183,9 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
     read = read_bytes_per_s(bench, torch_device, slice_s / 2)
     with torch.inference_mode():
         kv_read, attention_flops = attention_rates(bench, torch_device, dtype, capabilities, slice_s)
-        overhead = layer_overhead_s(bench, torch_device, dtype, capabilities, slice_s / 2)
+        overheads = Overheads(torch_device, dtype, capabilities)
+        layer_s = bench.best_s(bench.recorded(overheads.layers), slice_s / 2) / LAYERS
+        experts_s = bench.best_s(bench.recorded(overheads.experts), slice_s / 2) / LAYERS
         probes: dict[str, LinearProbe] = {}
         for kind in wanted:
             if probes and bench.left_s < seconds / 2:
@@ -228,7 +199,8 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
         "read_bytes_per_s": read,
         "kv_read_bytes_per_s": kv_read,
         "attention_flops": attention_flops,
-        "layer_overhead_s": overhead,
+        "layer_overhead_s": layer_s,
+        "experts_overhead_s": experts_s,
         "kinds": {kind: probe.points() for kind, probe in probes.items()},
         "kernels": {kind: probe.why for kind, probe in probes.items()},
         "left_out": [kind for kind in wanted if kind not in probes],

@@ -32,6 +32,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_read_bytes_per_s: float
     attention_flops: float
     layer_overhead_s: float
+    experts_overhead_s: float
     kinds: dict[str, list[tuple[int, float]]]
     kernels: dict[str, str]
     left_out: list[str]
@@ -107,6 +108,7 @@ def rates_from_probe(printed: dict[str, Any], budget: DeviceBudget) -> DeviceRat
         attention_flops=probe.attention_flops,
         step_overhead_s=shipped.step_overhead_s,
         layer_overhead_s=probe.layer_overhead_s,
+        experts_overhead_s=probe.experts_overhead_s,
         kinds=kinds,
         source=MEASURED,
         detail=detail,

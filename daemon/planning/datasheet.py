@@ -101,6 +101,7 @@ def _accelerator_rates(budget: DeviceBudget) -> DeviceRates:
         attention_flops=flops / 2,
         step_overhead_s=3.0e-4,
         layer_overhead_s=8.0e-6,
+        experts_overhead_s=2.0e-5,
         kinds=kinds,
         source=SHIPPED,
         detail=detail,

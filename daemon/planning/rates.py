@@ -54,6 +54,7 @@ class DeviceRates:
     source: str = SHIPPED
     detail: str = ""
     kv_read_bytes_per_s: float | None = None  # None: as read_bytes_per_s
+    experts_overhead_s: float = 0.0  # per layer of experts: choosing them and putting their tokens in order
 
     def of_kind(self, kind: str) -> KindRate:
         """The rate of one weight kind; a kind that was not measured runs at the plain rates."""

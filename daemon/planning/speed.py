@@ -59,9 +59,15 @@ class SpeedModel:
         return StepTime(
             weights_s=weights_s,
             attention_s=self._attention_s(decodes, prefill_tokens, context_tokens),
-            overhead_s=self._rates.step_overhead_s + self._rates.layer_overhead_s * len(self._spec.layers),
+            overhead_s=self._overhead_s(),
             compute_bound=bound_s > weights_s / 2,
         )
+
+    def _overhead_s(self) -> float:
+        layers = self._spec.layers
+        routed = sum(1 for layer in layers if layer.mlp.num_experts)
+        rates = self._rates
+        return rates.step_overhead_s + rates.layer_overhead_s * len(layers) + rates.experts_overhead_s * routed
 
     def _linear_s(self, share: WeightShare, rows: float, touched: float) -> tuple[float, bool]:
         """Seconds of one group of matrices, and whether arithmetic (not reading) sets them."""

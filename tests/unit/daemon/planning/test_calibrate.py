@@ -27,6 +27,7 @@ ANSWER = {
     "kv_read_bytes_per_s": 1e10,
     "attention_flops": 5e10,
     "layer_overhead_s": 5e-5,
+    "experts_overhead_s": 2e-5,
     "kinds": {"Q4_K": [[1, 1e-10], [16, 2e-10]], "F32": []},
     "kernels": {"Q4_K": "cpu (avx2)"},
     "left_out": ["F32"],
