@@ -3,7 +3,9 @@
 The workload is fixed, so that figures of different engines can be compared: greedy, no prefix cache, end-of-sequence
 ignored, prompts of random ids from one seed. Decode is the slope between 32 and 160 output tokens after 256-token
 prompts, best of two; prefill is one prompt with one output token, best of three; throughput is 256 requests of
-100 to 1,024 tokens in and out. One JSON line a figure, the first says where they come from.
+100 to 1,024 tokens in and out. On request: gap, the longest time between two tokens of running streams while a long
+prompt enters, and steady, what the allocator was asked in 50 decode steps. One JSON line a figure, the first says
+where they come from.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -22,7 +25,9 @@ import msgspec
 from bench.provenance import provenance
 from bench.random_weights import random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
+from bench.steadiness import longest_gap, steady_allocations
 from engine.builder import BuiltEngine, build_engine
+from engine.core import EngineCore
 from engine.devices import open_device
 from engine.errors import BayardError
 from engine.messages import FinishReason, Knobs, SamplingParams, Submit, WorkerConfig
@@ -35,7 +40,9 @@ class OfflineEngine:
     """The engine's own step loop, without a process or a border around it."""
 
     def __init__(self, built: BuiltEngine, sampling: dict[str, float] | None = None) -> None:
-        self._core = built.core
+        assert isinstance(built.core, EngineCore), "an encoder writes nothing"
+        self.core = built.core
+        self.device = built.device
         self._count = 0
         self._sampling = {"temperature": 0.0, **(sampling or {})}
 
@@ -49,10 +56,10 @@ class OfflineEngine:
             self._count += 1
             asked = {**self._sampling, "max_tokens": max_tokens, "ignore_eos": True, "seed": self._count}
             sampling = msgspec.convert(asked, SamplingParams)
-            self._core.add(Submit(f"r{self._count}", prompt, sampling))
+            self.core.add(Submit(f"r{self._count}", prompt, sampling))
         produced = 0
-        while self._core.has_work():
-            for delta in self._core.step().deltas:
+        while self.core.has_work():
+            for delta in self.core.step().deltas:
                 produced += len(delta.token_ids)
                 if delta.finish not in (None, FinishReason.LENGTH):
                     raise BayardError(f"A request ended with {delta.finish}: {delta.error}")
@@ -86,6 +93,17 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
         for tokens in arguments.prefills:
             seconds, _ = min(engine.run([prompt(tokens)], [1]) for _ in range(3))
             show(fig="prefill", tokens=tokens, ms=round(seconds * 1e3, 2), tok_s=round(tokens / seconds))
+    if "gap" in arguments.do:
+        for batch in arguments.gap_batches:
+            streams = [prompt(arguments.prompt) for _ in range(batch)]
+            for limit_ms in arguments.max_step_ms:
+                gap = longest_gap(engine.core, streams, prompt(arguments.entering), limit_ms)
+                show(fig="gap", batch=batch, entering=arguments.entering, max_step_ms=limit_ms, **asdict(gap))
+    if "steady" in arguments.do:
+        for batch in arguments.gap_batches:
+            streams = [prompt(arguments.prompt) for _ in range(batch)]
+            counts = steady_allocations(engine.core, engine.device, streams)
+            show(fig="steady", batch=batch, steps=50, allocated=counts)
     if "throughput" in arguments.do:
         count = arguments.nreq
         inputs = [rng.randint(100, 1024) for _ in range(count)]
@@ -162,6 +180,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--prompt", default=256, type=int, help="prompt tokens of the decode figures")
     add("--outputs", default=[32, 160], type=numbers, help="the two output lengths of the decode slope")
     add("--prefills", default=[2048, 8000], type=numbers)
+    add("--entering", default=8000, type=int, help="prompt tokens that enter while streams run (gap)")
+    add("--gap-batches", default=[1, 32], type=numbers, help="streams that run then (gap, steady)")
+    add("--max-step-ms", default=[0, 40, 100], type=numbers, help="limits of a step then; 0: none (gap)")
     add("--nreq", default=256, type=int)
     add("--longin", default=0, type=int, help="prompt tokens of every throughput request")
     add("--longout", default=128, type=int)

@@ -105,6 +105,15 @@ def offline_section(lines: list[Line]) -> str:
             case "throughput":
                 work = f"{line['nreq']} requests, {line['inputs']:,} tokens in, {line['outputs']:,} out"
                 rows.append(["throughput", work, f"{line['s']:,.2f} s", f"{line['out_tok_s']:,.0f} out"])
+            case "gap":
+                limit = f"steps within {line['max_step_ms']:g} ms" if line["max_step_ms"] else "steps without a limit"
+                work = f"{line['entering']:,} tokens beside {line['batch']} streams, {limit}"
+                took = f"{line['longest_ms']:,.1f} ms (usual {line['usual_ms']:,.1f})"
+                rows.append(["longest gap", work, took, f"first token after {line['first_token_ms']:,.0f} ms"])
+            case "steady":
+                counts = line["allocated"]
+                told = "not counted here" if counts is None else f"{counts['segments']} pieces of device memory"
+                rows.append(["allocated", f"{line['steps']} decode steps of {line['batch']} streams", told, ""])
             case other:
                 raise ConfigError(
                     f"The result of {model} holds an unknown figure {other!r}.", "Update bench/report.py."

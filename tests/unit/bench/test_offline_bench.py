@@ -50,6 +50,16 @@ def test_offline_prints_origin_and_every_figure(capsys):
     assert throughput["total_tok_s"] > throughput["out_tok_s"] > 0
 
 
+def test_offline_shows_gaps_and_what_the_allocator_was_asked(capsys):
+    asked = ["--do", "gap,steady", "--entering", "60", "--gap-batches", "1,2", "--max-step-ms", "0,50"]
+    assert offline.main(["--model", "llama-8b", *QUICK, *asked]) == 0
+    _, *figures = map(json.loads, capsys.readouterr().out.splitlines())
+    gaps = [line for line in figures if line["fig"] == "gap"]
+    assert [(line["batch"], line["max_step_ms"]) for line in gaps] == [(1, 0), (1, 50), (2, 0), (2, 50)]
+    assert all(line["longest_ms"] > 0 and line["first_token_ms"] > 0 and line["steps"] >= 1 for line in gaps)
+    assert [line["allocated"] for line in figures if line["fig"] == "steady"] == [None, None]
+
+
 def test_offline_runs_a_file(smollm_path, capsys):
     assert offline.main(["--model", str(smollm_path), *QUICK, "--do", "throughput"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["outputs"] == 9

@@ -48,7 +48,19 @@ def test_offline_section_shows_every_figure(tmp_path):
         {"fig": "prefill", "tokens": 8000, "ms": 211.04, "tok_s": 37907},
         {"fig": "throughput", "nreq": 256, "inputs": 1000, "outputs": 2000, "s": 14.81, "out_tok_s": 9579.2},
     ]
+    gap = {"fig": "gap", "batch": 32, "entering": 8000, "usual_ms": 6.1, "first_token_ms": 301.2, "steps": 9}
+    counts = {"segments": 0, "tensors": 100, "retries": 0, "reserved_bytes": 0, "held_bytes": 0}
+    lines += [
+        {**gap, "max_step_ms": 40, "longest_ms": 38.25},
+        {**gap, "max_step_ms": 0, "longest_ms": 216.0},
+        {"fig": "steady", "batch": 32, "steps": 50, "allocated": counts},
+        {"fig": "steady", "batch": 1, "steps": 50, "allocated": None},
+    ]
     text = page([read_result(written(tmp_path, *lines))])
+    assert "| longest gap | 8,000 tokens beside 32 streams, steps within 40 ms | 38.2 ms (usual 6.1) |" in text
+    assert "steps without a limit | 216.0 ms (usual 6.1) | first token after 301 ms |" in text
+    assert "| allocated | 50 decode steps of 32 streams | 0 pieces of device memory |" in text
+    assert "not counted here" in text
     assert "## llama-8b (tiny sister), Bayard, offline" in text
     assert "| decode | batch 8 | 4.89 ms a step | 1,636 |" in text
     assert "| prefill | 8,000 tokens | 211.0 ms | 37,907 |" in text
