@@ -29,10 +29,11 @@ from daemon.upkeep import Upkeep
 from daemon.workers.process import Spawner
 from daemon.workers.states import WorkerState
 from daemon.workers.supervisor import Supervisor
-from engine.errors import BayardError
+from engine.errors import BayardError, ModelNotFound
 
 if TYPE_CHECKING:
     from daemon.models.operations import Operations
+    from daemon.models.record import ModelRecord
     from daemon.models.registry import ModelRegistry
     from daemon.responses.archive import ResponseArchive
     from daemon.serving.embedding import EmbeddingPath
@@ -202,6 +203,13 @@ class Appliance:
         for _, stop in reversed(self._stops):
             stop()
         self._stops.clear()
+
+    def model_record(self, name: str) -> ModelRecord | None:
+        """What is known of an imported model; None for a name that none has. Blocks."""
+        try:
+            return self.models.get(name)
+        except ModelNotFound:
+            return None
 
     @property
     def draining(self) -> bool:

@@ -69,9 +69,10 @@ class Exchange:
         text = self.scope.get("query_string", b"").decode("latin-1")
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS, errors="replace"))
 
-    async def read_json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
+    async def read_json(self, decoder: msgspec.json.Decoder[Any], *, any_media_type: bool = False) -> Any:
         """The checked body. Raises: RouteRefusal, ClientGone, InvalidParameter"""
-        self._check_media_type()
+        if not any_media_type:
+            self._check_media_type()
         return await decode_json_off_loop(await self._read_body(), decoder)
 
     async def respond(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = (JSON,)) -> None:

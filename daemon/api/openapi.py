@@ -9,9 +9,11 @@ import msgspec
 
 from daemon import __version__
 from daemon.api.anthropic.request import CountBody, MessagesBody
+from daemon.api.dialect import OVERLOADED, Dialect, dialect_of
 from daemon.api.embeddings.request import EmbeddingsBody
 from daemon.api.embeddings.rerank import RerankBody
 from daemon.api.exchange import Exchange
+from daemon.api.ollama import request as ollama
 from daemon.api.openai.chat_request import ChatBody
 from daemon.api.openai.completion_request import CompletionBody
 from daemon.api.openai.reply import encode
@@ -32,6 +34,11 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/rerank": RerankBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
+    "/api/chat": ollama.ChatBody,
+    "/api/generate": ollama.GenerateBody,
+    "/api/embed": ollama.EmbedBody,
+    "/api/embeddings": ollama.EmbeddingsBody,
+    "/api/show": ollama.ShowBody,
 }
 QUERIES = {
     ("GET", "/v1/responses/{id}"): ("stream",),
@@ -50,7 +57,9 @@ _MESSAGES = {
     429: "A limit of the tenant is used up.",
     500: "A fault of Bayard.",
     503: "Not now; see Retry-After.",
+    OVERLOADED: "Not now; see Retry-After.",
 }
+_STREAMS = {Dialect.OLLAMA: "application/x-ndjson"}  # of the others: server-sent events
 
 
 async def openapi(exchange: Exchange) -> None:
@@ -71,13 +80,15 @@ def describe(routes: tuple[Route, ...]) -> dict[str, Any]:
     bodies = dict(zip(BODIES, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, bodies.get(route.path))
+        paths.setdefault(route.template, {})[route.method.lower()] = _operation(
+            route, bodies.get(route.path) if route.method == "POST" else None
+        )
     return {
         "openapi": "3.1.0",
         "info": {"title": "Bayard", "version": __version__, "description": "OpenAI-compatible inference."},
         "paths": paths,
         "components": {
-            "schemas": components | {"Error": _error_schema()},
+            "schemas": components | _error_schemas(),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -99,6 +110,8 @@ def _operation(route: Route, body: dict[str, Any] | None) -> dict[str, Any]:
         parameters.append({"name": name, "in": "query", "required": False, "schema": {"type": "string"}})
     if parameters:
         operation["parameters"] = parameters
+    if _dialect(route) is Dialect.ANTHROPIC:
+        statuses = {OVERLOADED if status == 503 else status for status in statuses}
     for status in sorted(statuses):
         operation["responses"][str(status)] = _response(status, route)
     if keyed:
@@ -112,16 +125,31 @@ def _response(status: int, route: Route) -> dict[str, Any]:
     if status == 200:
         kinds = ["text/plain"] if route.path == "/metrics" else ["application/json"]
         if route.path in BODIES:
-            kinds.append("text/event-stream")
+            kinds.append(_STREAMS.get(_dialect(route), "text/event-stream"))
         return {"description": _MESSAGES[status], "content": {kind: {} for kind in kinds}}
     if route.auth.value == "open" and status == 503:
         return {"description": "Not healthy, or not ready; the reasons are in it.", "content": {"application/json": {}}}
-    schema = {"$ref": "#/components/schemas/Error"}
+    schema = {"$ref": f"#/components/schemas/{_ERROR_NAMES[_dialect(route)]}"}
     return {"description": _MESSAGES[status], "content": {"application/json": {"schema": schema}}}
 
 
-def _error_schema() -> dict[str, Any]:
-    nullable = {"type": ["string", "null"]}
-    fields = {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable}
-    error = {"type": "object", "properties": fields, "required": list(fields)}
-    return {"type": "object", "properties": {"error": error}, "required": ["error"]}
+_ERROR_NAMES = {Dialect.OPENAI: "Error", Dialect.ANTHROPIC: "MessagesError", Dialect.OLLAMA: "OllamaError"}
+
+
+def _dialect(route: Route) -> Dialect:
+    return dialect_of(route.path, speaks_anthropic=False)
+
+
+def _error_schemas() -> dict[str, Any]:
+    text, nullable = {"type": "string"}, {"type": ["string", "null"]}
+    fields = {"message": text, "type": text, "param": nullable, "code": nullable}
+    error = _closed(fields)
+    return {
+        "Error": _closed({"error": error}),
+        "MessagesError": _closed({"type": {"const": "error"}, "error": error, "request_id": text}),
+        "OllamaError": _closed({"error": text}),
+    }
+
+
+def _closed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}

@@ -10,6 +10,8 @@ from daemon.api import health, openapi
 from daemon.api.anthropic.handlers import Messages, count_tokens
 from daemon.api.embeddings import handlers as embedding
 from daemon.api.exchange import Exchange
+from daemon.api.ollama import catalogue
+from daemon.api.ollama.handlers import Ollama, embed_one, embed_texts
 from daemon.api.openai import models
 from daemon.api.openai import tokenize as tokenizing
 from daemon.api.openai.handlers import Generating
@@ -83,6 +85,7 @@ class RouteTable:
 
 def public_routes(keeper: StreamKeeper) -> list[Route]:
     generating, messages, responses = Generating(keeper), Messages(keeper), Responses(keeper)
+    ollama = Ollama(keeper)
     return [
         Route("POST", "/v1/chat/completions", AuthRule.KEY, generating.chat),
         Route("POST", "/v1/completions", AuthRule.KEY, generating.completion),
@@ -99,6 +102,14 @@ def public_routes(keeper: StreamKeeper) -> list[Route]:
         Route("POST", "/v1/rerank", AuthRule.KEY, embedding.rerank_documents),
         Route("POST", "/v1/messages", AuthRule.KEY, messages.messages),
         Route("POST", "/v1/messages/count_tokens", AuthRule.KEY, count_tokens),
+        Route("POST", "/api/chat", AuthRule.KEY, ollama.chat),
+        Route("POST", "/api/generate", AuthRule.KEY, ollama.generate),
+        Route("POST", "/api/embed", AuthRule.KEY, embed_texts),
+        Route("POST", "/api/embeddings", AuthRule.KEY, embed_one),
+        Route("POST", "/api/show", AuthRule.KEY, catalogue.show),
+        Route("GET", "/api/tags", AuthRule.KEY, catalogue.tags),
+        Route("GET", "/api/ps", AuthRule.KEY, catalogue.running),
+        Route("GET", "/api/version", AuthRule.KEY, catalogue.version),
         Route("GET", "/healthz", AuthRule.OPEN, health.healthz),
         Route("GET", "/readyz", AuthRule.OPEN, health.readyz),
         Route("GET", "/metrics", AuthRule.METRICS, health.metrics),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from daemon.models.record import ModelRecord
     from daemon.responses.archive import ResponseArchive
     from daemon.router import Router
     from daemon.serving.embedding import EmbeddingPath
@@ -40,3 +41,6 @@ class Services(Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def supervisor(self) -> WorkerViews: ...
+
+    def model_record(self, name: str) -> ModelRecord | None:
+        """What is known of an imported model. Blocks."""

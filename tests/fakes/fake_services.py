@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from daemon.responses.archive import ResponseArchive
+from daemon.models.record import ModelRecord
 from daemon.router import Replica, Router
 from daemon.serving.embedding import EmbeddingPath
 from daemon.serving.path import ServingPath
@@ -51,6 +52,10 @@ class FakeServices:
     supervisor: FakeSupervisor
     engine: FakeEngine
     key: str = ""
+    records: dict[str, ModelRecord] = field(default_factory=dict)
+
+    def model_record(self, name: str) -> ModelRecord | None:
+        return self.records.get(name)
 
     async def new_key(self, tenant: str, limits: TenantLimits | None = None, role: Role = Role.INFERENCE) -> str:
         """A new tenant with one key."""
