@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from daemon.serving.request import ChatPrompt, GenerationRequest
 from daemon.serving.tools import ToolMode
 from engine.messages import Grammar
-from engine.text import OutputParser, answer_grammar, forced_tool_grammar, output_parser
+from engine.text import (
+    OutputParser,
+    answer_grammar,
+    forced_tool_grammar,
+    offered_or_answer_grammar,
+    offered_tool_grammar,
+    output_parser,
+)
 from engine.text.tools import ToolFormat
 
 if TYPE_CHECKING:
@@ -27,13 +34,15 @@ def choice_parser(request: GenerationRequest, text: TextPipeline, prompt_ids: Se
 
 def choice_grammar(request: GenerationRequest, text: TextPipeline, prompt_ids: Sequence[int]) -> Grammar | None:
     """What a choice is kept to while it is decoded. Raises: InvalidParameter"""
-    use = request.tools
-    if use is not None and use.mode is ToolMode.REQUIRED:
-        tools = [tool.shown() for tool in use.callable_tools]
+    use, answer = request.tools, None if request.constraint is None else request.constraint.grammar
+    if use is None or not use.offered:
+        return None if answer is None else answer_grammar(text, prompt_ids, answer)
+    tools = [tool.shown() for tool in use.callable_tools]
+    if use.mode is ToolMode.REQUIRED:
         return forced_tool_grammar(text, prompt_ids, tools, parallel=use.parallel)
-    if request.constraint is not None:
-        return answer_grammar(text, prompt_ids, request.constraint.grammar)
-    return None
+    if answer is not None:
+        return offered_or_answer_grammar(text, prompt_ids, tools, answer, parallel=use.parallel)
+    return offered_tool_grammar(text, prompt_ids, tools, parallel=use.parallel) if use.bound else None
 
 
 def shown_tools(request: GenerationRequest) -> list[dict[str, Any]]:

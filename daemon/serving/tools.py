@@ -57,5 +57,7 @@ class ToolUse:
 
     @property
     def bound(self) -> bool:
-        """Whether decoding must be kept to a grammar: a call is forced, or a tool's arguments are."""
-        return self.offered and (self.mode is ToolMode.REQUIRED or any(tool.strict for tool in self.callable_tools))
+        """Whether decoding is kept to a grammar: a call is forced, some tool is strict, or not all may be called."""
+        return self.offered and (
+            self.mode is ToolMode.REQUIRED or bool(self.only) or any(tool.strict for tool in self.callable_tools)
+        )

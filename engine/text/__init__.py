@@ -4,6 +4,7 @@ from engine.text.answer_grammar import answer_grammar
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.forced_calls import forced_tool_grammar
 from engine.text.loading import load_text
+from engine.text.offered_calls import offered_or_answer_grammar, offered_tool_grammar
 from engine.text.output_forms import output_parser
 from engine.text.output_parser import Content, OutputParser, Part, Reasoning
 from engine.text.pipeline import TextPipeline
@@ -25,5 +26,7 @@ __all__ = [
     "answer_grammar",
     "forced_tool_grammar",
     "load_text",
+    "offered_or_answer_grammar",
+    "offered_tool_grammar",
     "output_parser",
 ]

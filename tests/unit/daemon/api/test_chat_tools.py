@@ -121,6 +121,21 @@ async def test_forced_call_is_bound_by_a_grammar(
     assert [name for name in ("weather", "clock") if f'\\"{name}\\"' in grammar.text] == names
 
 
+async def test_strict_tool_binds_what_may_be_called(http: httpx.AsyncClient, services: FakeServices) -> None:
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    some = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "clock"}}]}
+    for fields in (
+        {"tools": [strict, CLOCK]},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": some}},
+        {"response_format": {"type": "json_object"}},
+    ):
+        assert (await http.post(CHAT, json=chat(**fields))).status_code == 200
+        grammar = services.engine.submitted[-1].sampling.grammar
+        assert grammar is not None
+        assert "clock" in grammar.text
+        assert ("weather" in grammar.text) == ("tool_choice" not in fields)
+
+
 async def test_model_whose_template_knows_no_tools_is_told_in_words(tmp_path: Path) -> None:
     async with fake_services(tmp_path) as services, plain_http(services) as http:
         services.engine.reply = CALL
