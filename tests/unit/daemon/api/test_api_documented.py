@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from daemon.api.anthropic.request import MessagesBody
+from daemon.api.embeddings.request import EmbeddingsBody
+from daemon.api.embeddings.rerank import RerankBody
 from daemon.api.grpc.gen import bayard_pb2 as pb
+from daemon.api.grpc.gen import kserve_pb2 as kp
+from daemon.api.ollama import request as ollama
 from daemon.api.openai.chat_request import ChatBody
 from daemon.api.openai.completion_request import CompletionBody
 from daemon.api.routes import public_table
@@ -16,10 +21,20 @@ TEXT = (Path(__file__).resolve().parents[4] / "docs" / "api.md").read_text(encod
 def test_every_route_and_service_is_documented() -> None:
     for route in public_table().routes:
         assert f"`{route.method} {route.template}`" in TEXT
-    for service in pb.DESCRIPTOR.services_by_name.values():
-        assert service.full_name in TEXT
-        for method in service.methods:
-            assert f"`{method.name}`" in TEXT
+    for file in (pb.DESCRIPTOR, kp.DESCRIPTOR):
+        for service in file.services_by_name.values():
+            assert service.full_name in TEXT
+            for method in service.methods:
+                assert f"`{method.name}`" in TEXT
+
+
+def test_every_field_beyond_openai_is_documented() -> None:
+    told = TEXT.split("## Beyond OpenAI")[1].split("## Admin API")[0]
+    bodies = (EmbeddingsBody, RerankBody, MessagesBody, ollama.ChatBody, ollama.GenerateBody, ollama.EmbedBody)
+    common = {"model", "prompt", "raw", "shift"}
+    for body in bodies:
+        for field in set(body.__struct_fields__) - common:
+            assert f"`{field}`" in told, f"{body.__name__}.{field}"
 
 
 def test_every_field_is_documented_for_its_route() -> None:
