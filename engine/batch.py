@@ -39,6 +39,7 @@ class ForwardBatch:
     layer_groups: Sequence[int]  # layer index -> index into groups
     max_query_tokens: int  # host-side copies, so that no kernel has to ask the device
     max_context_tokens: int
+    adapters: torch.Tensor | None = None  # [T] int64: the adapter of each token, -1 for none; None: all have none
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -18,9 +19,11 @@ from engine.kernels.cpu import library as cpu_library
 from engine.kv.layout import PageLayout, solve_layout
 from engine.messages import WorkerConfig
 from engine.models import load_model
+from engine.models.adapters import AdapterBank
 from engine.models.encoder import load_encoder
 from engine.quantize.on_load import rounding_of
 from engine.spec import read_spec
+from engine.spec.adapter_spec import named, read_adapter
 from engine.spec.model_spec import ModelSpec
 from engine.text import load_text
 
@@ -39,6 +42,7 @@ class BuiltEngine:
     generates: bool = True
     embedding_dimensions: int = 0  # 0: it does not embed
     vocab_size: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
@@ -65,6 +69,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         device.capabilities.names(),
     )
     notes += rounding_notes
+    bank = _bank(config, spec)
     model = load_model(
         spec,
         device.torch_device,
@@ -75,6 +80,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         activation=config.activation,
         capabilities=device.capabilities.names(),
         rounding=rounding,
+        adapters=bank,
     )
     if _has_own_threads(model.kernels):
         # What is left to torch is small, and its pool spins after each op on the cores that the kernels' pool uses.
@@ -96,6 +102,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         max_context_tokens=max_context,
         vocab_size=spec.vocab_size,
         embeds=spec.pooling is not None,
+        adapters=None if bank is None else bank.numbers,
         generates=spec.generates,
         swap_bytes=_swap_bytes(config, layout, kv_dtype),
         grammars=GrammarCompiler(lambda: load_text(spec), spec.vocab_size),
@@ -118,7 +125,15 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         spec.generates,
         spec.hidden_size if spec.pooling is not None else 0,
         spec.vocab_size,
+        tuple(adapter.name for adapter in config.adapters),
     )
+
+
+def _bank(config: WorkerConfig, spec: ModelSpec) -> AdapterBank | None:
+    """The adapters that rows may ask for. Raises: UnsupportedFormat, ConfigError"""
+    if not config.adapters:
+        return None
+    return AdapterBank(spec, [named(read_adapter(Path(one.path)), one.name) for one in config.adapters])
 
 
 def _build_encoder(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
@@ -61,12 +61,15 @@ class EngineCore:
         vocab_size: int,
         overlap: bool | None = None,
         embeds: bool = False,
+        adapters: Mapping[str, int] | None = None,
         generates: bool = True,
         swap_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """embeds: the model states how its texts become vectors. generates: it has a head.
+
+        adapters: by name, the numbers that the model knows them by.
 
         grammars: without it requests that ask for one are refused.
         swap_bytes: host memory for the pages of preempted requests; 0: they are computed again.
@@ -87,7 +90,9 @@ class EngineCore:
             clock=clock,
         )
         views = layout.views(buffer, num_large_pages)
-        self.runner = ModelRunner(model, layout, views, device, self.max_context_tokens, vocab_size, embeds=embeds)
+        self.runner = ModelRunner(
+            model, layout, views, device, self.max_context_tokens, vocab_size, embeds=embeds, adapters=adapters
+        )
         self.gate = GrammarGate(grammars)
         self._launcher = Launcher(self.runner, device, layout.page_tokens, self._complete_inflight, self._shed)
         self.on_step: Callable[[list[ScheduledChunk]], None] | None = None  # tests and profiles look in here
@@ -127,10 +132,21 @@ class EngineCore:
 
     def _schedule(self, submit: Submit, grammar: GrammarState | None) -> Request:
         """Raises: BayardError if it could never run."""
+        if submit.adapter:
+            submit = self._of_adapter(submit)
         seed = submit.sampling.seed
         request = self.scheduler.add(submit, seed=secrets.randbits(63) if seed is None else seed)
         request.grammar = grammar
         return request
+
+    def _of_adapter(self, submit: Submit) -> Submit:
+        """With cached prompts of its own: an adapter's keys and values are not the base's."""
+        if submit.adapter not in self.runner.adapters:
+            known = ", ".join(self.runner.adapters) or "none"
+            raise InvalidParameter(
+                f"There is no adapter {submit.adapter!r} here.", f"There are: {known}.", param="model"
+            )
+        return msgspec.structs.replace(submit, cache_salt=f"{submit.adapter}\0{submit.cache_salt}")
 
     def _let_in(self) -> None:
         """Requests whose grammar is compiled, or refused, leave the gate."""

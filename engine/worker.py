@@ -118,6 +118,7 @@ class Worker:
                 embeds=engine.embedding_dimensions > 0,
                 generates=engine.generates,
                 embedding_dimensions=engine.embedding_dimensions,
+                adapters=engine.adapters,
             )
         )
         return engine

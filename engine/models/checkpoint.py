@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +20,20 @@ from engine.quant.quant_tensor import QuantTensor
 from engine.spec.model_spec import ModelSpec, TensorInfo
 from engine.spec.tensor_table import FP8, Role, tensor_table
 
-PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
+if TYPE_CHECKING:
+    from engine.models.adapters import AdapterBank
+
+PLAIN_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.uint8,
+}
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 
@@ -30,6 +44,9 @@ class MappedCheckpoint:
     """
 
     rounding: Rounding | None = None  # what Parts makes of the matrices it takes
+    device = torch.device("cpu")  # where the parts of quantised matrices are put together
+
+    adapters: AdapterBank | None = None  # what is added to projections as they are made
 
     def __init__(self, spec: ModelSpec, progress: Progress) -> None:
         self.table = tensor_table(spec)

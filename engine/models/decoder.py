@@ -68,6 +68,9 @@ class Decoder:
         self._load_layers(parts)
         self.final_norm = parts.norm("final_norm")
         checkpoint.release()
+        self.adapters = checkpoint.adapters
+        if self.adapters is not None:
+            self.adapters.check_all_used()
         self.kernels = self.ops.kernels
         self.replayable = spec.generates and not self.ops.asks_device
         self.notes = self.ops.notes()
@@ -93,7 +96,7 @@ class Decoder:
         Shapes: -> [R, vocab] float32, the rows batch.logit_rows asks for
         Mutates: the KV pages of the new tokens
         """
-        if self._recorded is not None:
+        if self._recorded is not None and batch.adapters is None:
             return self._recorded.forward(batch)
         if batch.logit_rows.shape[0] == 0:
             self._stream(batch)
@@ -122,6 +125,8 @@ class Decoder:
 
     def _stream(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """The new tokens through all layers, as _through_layers gives them."""
+        if self.adapters is not None:
+            self.adapters.rows.rows = batch.adapters
         embedded = self.embed(batch.token_ids, self.dtype)
         return self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
 

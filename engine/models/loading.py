@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.batch import ForwardBatch
 from engine.errors import UnsupportedFormat
 from engine.kernels.registry import OpQuery
+from engine.models.adapters import AdapterBank
 from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.gpt_oss import GptOssDecoder
@@ -66,12 +67,14 @@ def load_model(
     activation: str = "exact",
     capabilities: frozenset[str] = frozenset(),
     rounding: Rounding | None = None,
+    adapters: AdapterBank | None = None,
 ) -> Model:
     """Load a checkpoint's weights onto a device, packed for the kernels that will run it.
 
     Weights are mapped, never held twice: host memory stays near what the kernels keep. progress gets done and total.
 
     activation: "exact", or "int8" where a kernel may quantise activations
+    adapters: what is added to projections for rows that ask for it
     rounding: what matrices are made into; None: they stay as stored
     Blocks: for as long as the disk takes
     Raises: UnsupportedFormat, ConfigError
@@ -82,7 +85,8 @@ def load_model(
     device = torch.device(device)
     query = op_query(spec, device, dtype, kv_dtype, activation, capabilities)
     checkpoint = MappedCheckpoint(spec, progress)
-    checkpoint.rounding = rounding
+    checkpoint.rounding, checkpoint.device = rounding, device
+    checkpoint.adapters = adapters
     context = max_context_tokens or spec.max_context_tokens
     return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
 

@@ -159,7 +159,11 @@ class Parts:
                 weights[index] = take_rows(weights[index], rows)
                 bias = biases[index]
                 biases[index] = None if bias is None else bias[rows]
+        widths = [weight.shape[0] for weight in weights]
         linear = self.ops.linear(weights, biases)
+        if self.checkpoint.adapters is not None:
+            turned = orders if self.family.hf_interleaved else ()  # adapters are always stored as folders are
+            linear = self.checkpoint.adapters.adapted(linear, roles, layer, widths, turned, self.device, self.dtype)
         return linear if self.observer is None else WatchedLinear(linear, self.observer, roles, layer)
 
     def matrix(self, role: str, layer: int | None = None) -> Weight:

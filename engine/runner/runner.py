@@ -7,11 +7,12 @@ pool into the next step, and a pinned copy of them follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from engine.batch import ForwardBatch, GroupMeta
@@ -75,8 +76,10 @@ class ModelRunner:
         vocab_size: int,
         *,
         embeds: bool = False,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
-        """embeds: the model states how its texts become vectors."""
+        """embeds: the model states how its texts become vectors. adapters: by name, the numbers its rows have."""
+        self.adapters = dict(adapters or {})
         self.embeds = embeds and isinstance(model, EmbeddingModel)
         self.model = model
         self._vocab_size = vocab_size
@@ -121,7 +124,8 @@ class ModelRunner:
             and all(can_draw(r) if draws else r.is_plain_greedy for r in samplers)
         )
         decode_only = alone and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
-        if decode_only and self.graphs is not None and self.graphs.takes(len(chunks)):
+        adapted = any(chunk.request.adapter for chunk in chunks)  # recorded steps know no adapters
+        if decode_only and not adapted and self.graphs is not None and self.graphs.takes(len(chunks)):
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
             logits = self._ensure_logits(len(chunks))
             picked = self.graphs.replay(arrays, self._ensure_pool())
@@ -129,6 +133,8 @@ class ModelRunner:
         arrays = build_arrays(chunks, self.tables)
         batch, slots = self._upload(arrays, chunks)
         batch.token_ids = self._resolve(batch.token_ids, arrays, slots)
+        if adapted:
+            batch.adapters = self._adapters_of(chunks)
         if any(request.embeds for request in samplers):
             return self._embedded(batch, chunks, samplers)
         logits = self.model.forward(batch)
@@ -139,6 +145,12 @@ class ModelRunner:
             return self._drawn(chunks, samplers, logits, self._pick_greedy(logits), sampling, in_pool=False)
         results = _by_id(samplers, self._checked(logits, chunks))
         return LaunchedStep(chunks, True, lambda: results)
+
+    def _adapters_of(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
+        """Shapes: -> [T] index"""
+        numbers = [self.adapters.get(chunk.request.adapter, -1) for chunk in chunks]
+        rows = np.repeat(np.array(numbers, np.int32), [chunk.num_tokens for chunk in chunks])
+        return self.device.copy_to_device(rows).to(self.device.index_dtype)
 
     def _embedded(self, batch: ForwardBatch, chunks: list[ScheduledChunk], samplers: list[Request]) -> LaunchedStep:
         """A step in which some requests want their last hidden state; the others' tokens are chosen as ever."""
