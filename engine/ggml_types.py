@@ -58,11 +58,8 @@ GGML_TYPES: tuple[GgmlType, ...] = (
     GgmlType(41, "Q1_0", 128, 18),
 )
 
-# Not of GGUF: what weights of other formats are made when they are loaded.
-OWN_TYPES: tuple[GgmlType, ...] = (GgmlType(-1, "FP8_B128", 128, 132),)  # engine.quant.block_fp8
-
 TYPE_BY_ID: dict[int, GgmlType] = {t.id: t for t in GGML_TYPES}
-TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in (*GGML_TYPES, *OWN_TYPES)}
+TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in GGML_TYPES}
 
 # What there are dequantisers for (engine.quant.gguf_blocks), so what a weight may be stored as.
 COMPUTABLE_TYPES: tuple[str, ...] = (

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
+from engine.models.coded_parts import coded
 from engine.models.rounding import Rounding
-from engine.quant.block_fp8 import from_block_scales
 from engine.quant.quant_tensor import QuantTensor
 from engine.spec.model_spec import ModelSpec, TensorInfo
-from engine.spec.tensor_table import FP8, Role, tensor_table
+from engine.spec.quantised_tensors import PART
+from engine.spec.tensor_table import Role, expected_tensors, tensor_table
 
 if TYPE_CHECKING:
     from engine.models.adapters import AdapterBank
@@ -50,33 +51,46 @@ class MappedCheckpoint:
 
     def __init__(self, spec: ModelSpec, progress: Progress) -> None:
         self.table = tensor_table(spec)
-        self.total_bytes = sum(info.size_bytes for info in self.table.values())
+        self.total_bytes = sum(info.size_bytes for info in {info.name: info for info in self.table.values()}.values())
         self.done_bytes = 0
         self._progress = progress
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
         self._used: list[TensorInfo] = []
+        self._quantisation = spec.quantisation
+        self._parts: dict[Role, dict[str, TensorInfo]] = {}
+        for (role, layer), info in self.table.items():
+            name, mark, suffix = role.partition(PART)
+            if mark:
+                self._parts.setdefault((name, layer), {})[suffix] = info
+        self._shapes = {e.role: e.shape for e in expected_tensors(spec)} if self._parts else {}
 
     def __contains__(self, role: Role) -> bool:
         return role in self.table
 
     def matrix(self, name: str, layer: int | None = None) -> Weight:
-        """A weight as it is stored, a view of the file; a stack of matrices as one. FP8 is put in rows of blocks."""
+        """A weight as it is stored, a view of the file, a stack as one matrix; or codes beside their scales."""
         info = self.table[name, layer]
-        raw = self._bytes(info)
-        if info.dtype == FP8:
-            return from_block_scales(raw.view(info.shape), self._scale(name, layer), info.name)
+        parts = self._parts.get((name, layer))
+        if parts is not None:
+            return self._coded(parts, info.name.rpartition(".")[0], self._shapes[name, layer])
         dtype = PLAIN_DTYPES.get(info.dtype)
         if dtype is None:
+            raw = self._bytes(info)
             rows = prod(info.shape[:-1])
             return QuantTensor(info.dtype, raw.view(rows, -1), (rows, info.shape[-1]))
+        return self._tensor(info, dtype).view((-1, info.shape[-1]) if len(info.shape) > 1 else info.shape)
+
+    def _coded(self, parts: dict[str, TensorInfo], module: str, shape: tuple[int, ...]) -> Weight:
+        scheme = None if self._quantisation is None else self._quantisation.scheme_of(module)
+        assert scheme is not None, module
+        there = {suffix: self._tensor(i, PLAIN_DTYPES[i.dtype]).to(self.device) for suffix, i in parts.items()}
+        return coded(scheme, there, module, (shape[0], shape[1]))
+
+    def _tensor(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+        raw = self._bytes(info)
         if raw.storage_offset() % dtype.itemsize:
             raw = raw.clone()  # safetensors does not promise alignment, views need it
-        return raw.view(dtype).view((-1, info.shape[-1]) if len(info.shape) > 1 else info.shape)
-
-    def _scale(self, name: str, layer: int | None) -> Tensor:
-        scale = self.matrix(f"{name}_scale", layer)
-        assert isinstance(scale, Tensor)
-        return scale
+        return raw.view(dtype).view(info.shape)
 
     def vector(self, name: str, layer: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
         """A norm or bias, copied to its device and type."""

@@ -18,7 +18,18 @@ from engine.layers.linear import Linear, Observer, WatchedLinear
 from engine.layers.mlp import GatedMlp
 from engine.layers.ops import Ops
 from engine.layers.rope import long_or_short, rope_table
-from engine.layers.weight import Weight, half_style_rows, kind_of, narrowed, numbers, on_device, stack_rows, take_rows
+from engine.layers.weight import (
+    Weight,
+    decoded,
+    half_style_rows,
+    kind_of,
+    narrowed,
+    numbers,
+    on_device,
+    stack_rows,
+    take_rows,
+    together,
+)
 from engine.models.checkpoint import MappedCheckpoint
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
@@ -128,8 +139,15 @@ class Parts:
         """Each expert's gate above its up, and the downs."""
         count = layer.mlp.num_experts
         ups = zip(self._each("experts_gate", layer), self._each("experts_up", layer), strict=True)
-        gate_up = ExpertStack(stack_rows([part for pair in ups for part in pair]), count)
-        return gate_up, ExpertStack(stack_rows(self._each("experts_down", layer)), count)
+        gate_up = ExpertStack(self._one_stack([part for pair in ups for part in pair]), count)
+        return gate_up, ExpertStack(self._one_stack(self._each("experts_down", layer)), count)
+
+    def _one_stack(self, parts: list[Weight]) -> Weight:
+        """All experts in one matrix; decoded where their codes differ in groups, order or outliers."""
+        if all(together(parts[0], part) for part in parts[1:]):
+            return stack_rows(parts)
+        self.ops.held[f"experts of unlike {kind_of(parts[0])}"] = str(self.dtype).removeprefix("torch.")
+        return stack_rows([decoded(part, self.dtype) for part in parts])
 
     def expert_biases(self, layer: LayerSpec) -> tuple[Tensor | None, Tensor | None]:
         """Shapes: [E, 2I], [E, hidden]"""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedFormat
 from engine.ggml_types import TYPE_BY_NAME
-from engine.quant.low_bits import fp8_b128, half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3_k, shifted
+from engine.quant.low_bits import half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3_k, shifted
 
 Dequantiser = Callable[[Tensor], Tensor]
 
@@ -118,8 +118,6 @@ DEQUANTISERS: dict[str, Dequantiser] = {
     "MXFP4": mxfp4,
 }
 
-OWN_DEQUANTISERS: dict[str, Dequantiser] = {"FP8_B128": fp8_b128}  # of types that no GGUF file has
-
 
 def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
     """Stored rows to numbers.
@@ -127,7 +125,7 @@ def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
     Shapes: rows [N, row_bytes] uint8 -> [N, K] float32
     Raises: UnsupportedFormat when there is no dequantiser for kind
     """
-    dequantiser = DEQUANTISERS.get(kind) or OWN_DEQUANTISERS.get(kind)
+    dequantiser = DEQUANTISERS.get(kind)
     if dequantiser is None:
         raise UnsupportedFormat(
             f"weights of type {kind} cannot be computed with; supported: {', '.join(DEQUANTISERS)}.",

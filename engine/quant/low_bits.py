@@ -1,4 +1,4 @@
-"""Dequantisers of the types below four bits, of those that look numbers up and of FP8; a part of gguf_blocks.py."""
+"""Dequantisers of the types below four bits, and of those that look numbers up; a part of gguf_blocks.py."""
 
 from __future__ import annotations
 
@@ -79,9 +79,3 @@ def mxfp4(blocks: Tensor) -> Tensor:
     # Half of 2 ** (exponent - 127), which for the two lowest exponents is a denormal; the table is of doubled values.
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
     return bits.view(torch.float32) * looked_up(nibbles(blocks[:, 1:]), E2M1_DOUBLED)
-
-
-def fp8_b128(blocks: Tensor) -> Tensor:
-    """[B, 132] uint8 -> [B, 128] float32"""
-    scales = blocks[:, :4].contiguous().view(torch.float32)
-    return scales * blocks[:, 4:].contiguous().view(torch.float8_e4m3fn).to(torch.float32)

@@ -68,7 +68,7 @@ class Family:
     experts: bool = False  # layers have experts; tells apart families of one GGUF architecture
     next_token_layers: bool = False  # checkpoints may hold layers for speculation after the last one; they are left out
     tied: bool = False  # embeddings are tied unless the checkpoint says otherwise
-    quantisations: tuple[str, ...] = ()  # quant_method of quantization_config that is understood
+    quantisations: tuple[str, ...] = ()  # quant_method of a form that only this family has
     activation: str = "silu"  # of the gate: a key of ACTIVATIONS
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # stored names that differ, as in tensor_table
     understands: tuple[str, ...] = ()  # further values that adapt or scalars read, by their names in config.json

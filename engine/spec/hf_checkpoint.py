@@ -13,9 +13,11 @@ from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDT
 from engine.spec.hf_folder import read_json, refuse_repeats, weight_files
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
 from engine.spec.pooling import decoder_pooling
+from engine.spec.quantisation import Quantisation
+from engine.spec.quantisation_config import read_quantisation
 from engine.spec.rope_fields import hf_rope
 from engine.spec.safetensors_header import read_safetensors_header
-from engine.spec.tensor_table import FP8_BLOCK, tensor_table
+from engine.spec.tensor_table import tensor_table
 
 MAX_NEXT = 8  # layers for speculation
 
@@ -28,7 +30,7 @@ def hf_spec(folder: Path) -> ModelSpec:
         return hf_encoder_spec(folder, config, encoder)
     pooling = decoder_pooling(folder, config.whole("hidden_size", 1, MAX_WIDTH))
     family = family_named(_architecture(config, embeds=pooling is not None), CheckpointFormat.HF, folder.name)
-    _check_quantisation(config, family)
+    quantisation = _quantisation(config, family)
     gates = ACTIVATIONS[family.activation]
     config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])
     files = weight_files(folder)
@@ -58,7 +60,8 @@ def hf_spec(folder: Path) -> ModelSpec:
         tensors=tensors,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_ends(folder, config, vocab_size),
-        source_dtype=commonest_dtype(tensors),
+        source_dtype=quantisation.label if quantisation else commonest_dtype(tensors),
+        quantisation=quantisation,
         extra=tuple(family.scalars(config).items()),
         pooling=pooling,
         generates=has_head or pooling is None,
@@ -91,17 +94,12 @@ def _of_whole_model(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
     return tensors
 
 
-def _check_quantisation(config: Fields, family: Family) -> None:
-    stated = config.section("quantization_config")
-    if stated is None:
-        return
-    if stated.text("quant_method", "") not in family.quantisations:
-        works = " or ".join(f"quant_method {name}" for name in family.quantisations)
-        raise config.refuse("quantization_config", f"an unquantised checkpoint, {works or 'or a GGUF file'},")
-    if stated.text("quant_method") == "fp8":
-        stated.one_of("fmt", ("e4m3",), "e4m3")
-        if stated.wholes("weight_block_size", 1, MAX_WIDTH) != (FP8_BLOCK, FP8_BLOCK):
-            raise stated.refuse("weight_block_size", f"[{FP8_BLOCK}, {FP8_BLOCK}]")
+def _quantisation(config: Fields, family: Family) -> Quantisation | None:
+    """The rules that matrices are stored by. Some families have a form of their own, which their tensors show."""
+    stated = config.section("quantization_config") or config.section("compression_config")
+    if stated is None or stated.text("quant_method", "compressed-tensors") in family.quantisations:
+        return None
+    return read_quantisation(stated)
 
 
 def _shape(config: Fields, family: Family, max_context: int) -> DecoderShape:

@@ -1,7 +1,7 @@
 """ModelSpec: what a checkpoint is. Planning, page layout, loading and running all read this one description.
 
 Read from config.json or a GGUF header without torch and without touching tensor data. Imports only the standard
-library. Sizes are elements unless the name says bytes.
+library and what describes quantised matrices. Sizes are elements unless the name says bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+
+from engine.spec.quantisation import Quantisation
 
 
 class CheckpointFormat(StrEnum):
@@ -154,6 +156,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     source_dtype: str = "F32"  # what most weight bytes are stored as
     extra: tuple[tuple[str, float], ...] = field(default=())  # family scalars, e.g. logit scaling
+    quantisation: Quantisation | None = None  # of a Hugging Face folder; None: matrices are plain
     pooling: PoolingSpec | None = None  # None: the checkpoint states no way to embed a text
     generates: bool = True  # False: there are no logits, so it embeds alone
     first_position: int = 0  # an encoder's position of a text's first token

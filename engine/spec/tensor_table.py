@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from engine.errors import UnsupportedFormat
@@ -21,11 +21,12 @@ from engine.spec.model_spec import (
     ModelSpec,
     TensorInfo,
 )
+from engine.spec.quantisation import is_kv_scale
+from engine.spec.quantised_tensors import part_role, take_parts
 from engine.spec.tensor_names import stored_name
 
 Role = tuple[str, int | None]  # what a tensor is for, and its layer
 
-FP8, FP8_BLOCK = "F8_E4M3", 128  # rows and columns that share a multiplier
 EXPERT_ROLES = ("experts_gate", "experts_up", "experts_down")
 DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)  # stored by old exporters, computed from the configuration by everyone
 
@@ -178,20 +179,24 @@ def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
     stored = {info.name: info for info in spec.tensors}
     table: dict[Role, TensorInfo] = {}
     for expected in expected_tensors(spec):
+        parts = _quantised(spec, expected, stored)
+        if parts:
+            (role, layer), infos = expected.role, parts
+            table |= {(part_role(role, suffix), layer): info for suffix, info in infos.items()}
+            table[expected.role] = next(iter(infos.values()))
+            continue
         info = stored.pop(expected.name, None)
         if info is None:
             if expected.required:
                 raise _missing(spec, expected)
             continue
-        scale = stored.pop(f"{expected.name}_scale_inv", None) if info.dtype == FP8 else None
-        if scale is None:
-            _check(spec, expected, info)
-        else:
-            table[f"{expected.role[0]}_scale", expected.role[1]] = _checked_scale(spec, expected, info, scale)
+        _check(spec, expected, info)
         if expected.required:  # a tied head that is stored all the same repeats the embedding
             table[expected.role] = info
     _check_experts(spec, table)
     left = [name for name in stored if not name.endswith(DERIVED_SUFFIXES)]
+    if spec.quantisation is not None:
+        left = [name for name in left if not is_kv_scale(name)]
     if left:
         raise UnsupportedFormat(
             f"{spec.name} holds {len(left):,} tensors that the architecture {spec.architecture} does not have, "
@@ -199,6 +204,19 @@ def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
             "The checkpoint is of another architecture than it states, or of a variant that is not supported.",
         )
     return table
+
+
+def _quantised(
+    spec: ModelSpec, expected: Expected, stored: MutableMapping[str, TensorInfo]
+) -> dict[str, TensorInfo] | None:
+    """The tensors of a matrix that is not stored plain and has a rule; of embeddings there is none."""
+    info = stored.get(expected.name)
+    is_matrix = len(expected.shape) == 2 and expected.name.endswith(".weight") and expected.role[0] != "embed"
+    if spec.quantisation is None or not is_matrix or (info is not None and info.dtype in PLAIN_TYPES):
+        return None
+    if info is None and not expected.required and not any(name.startswith("lm_head.") for name in stored):
+        return None
+    return take_parts(spec, expected.name, expected.shape, stored)
 
 
 def _check_experts(spec: ModelSpec, table: Mapping[Role, TensorInfo]) -> None:
@@ -238,19 +256,6 @@ def _check(spec: ModelSpec, expected: Expected, info: TensorInfo) -> None:
             f"{spec.name} stores {info.name} as {info.dtype}; {', '.join(allowed)} can be computed with.",
             "Import a checkpoint quantised to one of these types, for example Q4_K_M or Q8_0.",
         )
-
-
-def _checked_scale(spec: ModelSpec, expected: Expected, info: TensorInfo, scale: TensorInfo) -> TensorInfo:
-    """The multipliers of an FP8 matrix, one a block."""
-    rows, columns = info.shape if len(info.shape) == 2 else (0, 0)
-    wanted = (-(-rows // FP8_BLOCK), columns // FP8_BLOCK)
-    if info.shape != expected.shape or scale.shape != wanted or scale.dtype != "F32" or columns % FP8_BLOCK:
-        raise UnsupportedFormat(
-            f"{spec.name} has {info.name} as {list(info.shape)} with {scale.dtype} multipliers {list(scale.shape)}; "
-            f"{list(expected.shape)} with F32 {list(wanted)} is needed, of rows that divide by {FP8_BLOCK}.",
-            "The configuration and the weights do not belong together: download or convert both again.",
-        )
-    return scale
 
 
 def _some(names: Iterable[str]) -> str:

@@ -116,7 +116,6 @@ FAMILIES = (
         hf_interleaved=True,
         next_token_layers=True,
         latent=True,
-        quantisations=("fp8",),
         adapt=_v3,
     ),
 )

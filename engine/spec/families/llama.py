@@ -15,6 +15,5 @@ FAMILIES = (
         ("qwen3",),
         qk_norm=True,
         window=Window.UPPER_LAYERS,
-        quantisations=("fp8",),
     ),
 )

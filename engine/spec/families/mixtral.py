@@ -52,7 +52,6 @@ FAMILIES = (
         qk_norm=True,
         window=Window.UPPER_LAYERS,
         experts=True,
-        quantisations=("fp8",),
         understands=("moe_intermediate_size",),
         adapt=_qwen3_moe,
     ),
