@@ -30,6 +30,7 @@ from engine.messages import Embed, FinishReason, TokenDelta
 
 if TYPE_CHECKING:
     from daemon.router import Replica, Router
+    from engine.text import TextPipeline
 
 INLINE_BYTES = 2048
 AT_ONCE = 64  # texts of one request in the engine at a time, so that others' come between
@@ -212,9 +213,9 @@ def _tokens(request: EmbeddingRequest, replica: Replica, most: int) -> list[list
     for at, one in enumerate(request.inputs):
         where = request.param if len(request.inputs) == 1 else f"{request.param}[{at}]"
         if isinstance(one, TextPrompt):
-            ids = replica.text.encode(one.text, add_bos=True)
+            ids = replica.text.encode_for_embedding(one.text)
             if request.truncate and len(ids) > most:
-                ids = _cut(ids, replica.text.encode(one.text), most)
+                ids = _cut(ids, replica.text, most)
         else:
             ids = list(one.token_ids[:most] if request.truncate else one.token_ids)
         for token_id in ids:
@@ -235,11 +236,12 @@ def _tokens(request: EmbeddingRequest, replica: Replica, most: int) -> list[list
     return found
 
 
-def _cut(ids: list[int], plain: list[int], most: int) -> list[int]:
-    """The first tokens of a text, between the same marks: ids are plain with what the tokenizer puts around it."""
-    around = len(ids) - len(plain)
-    before = next((at for at in range(around + 1) if ids[at : at + len(plain)] == plain), 0)
-    return [*ids[:before], *plain[: max(0, most - around)], *ids[before + len(plain) :]][:most]
+def _cut(ids: list[int], text: TextPipeline, most: int) -> list[int]:
+    """The first tokens of a text, with the mark that the tokenizer puts behind one."""
+    plain, marked = text.encode("a"), text.encode("a", add_bos=True)
+    before = next((at for at in range(len(marked)) if marked[at : at + len(plain)] == plain), 0)
+    behind = len(marked) - before - len(plain)
+    return [*ids[: most - behind], *ids[len(ids) - behind :]]
 
 
 def _canceller(task: asyncio.Task[object]) -> Callable[[], Awaitable[None]]:

@@ -38,6 +38,9 @@ class ByteText:
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         return list(text.encode())
 
+    def encode_for_embedding(self, text: str, prompt: str | None = None) -> list[int]:
+        return self.encode(text, add_bos=True)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         return bytes(i for i in ids if i < EOS).decode("utf-8", "ignore")
 
