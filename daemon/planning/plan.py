@@ -148,7 +148,13 @@ class _Attempt:
             chunk = self.speed().chunk_for(target_s, 0, _CHUNK_MIN_TOKENS, self.goal.chunk_max_tokens)
             return Knobs(max_running=max(self.users, _TEXTS_AT_ONCE), token_budget=chunk, prefill_chunk=chunk)
         chunk = self.speed().chunk_for(target_s, self.users, _CHUNK_MIN_TOKENS, largest)
-        return Knobs(max_running=self.users, token_budget=self.users + chunk, prefill_chunk=chunk, prefix_cache=True)
+        return Knobs(
+            max_running=self.users,
+            token_budget=self.users + chunk,
+            prefill_chunk=chunk,
+            prefix_cache=True,
+            max_step_ms=round(target_s * 1e3, 1),  # holds where the roofline promised too much
+        )
 
     def wanted_context(self) -> int:
         if self.request.context_tokens is not None:
