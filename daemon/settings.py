@@ -29,6 +29,10 @@ class Section(BaseModel):
 class HttpSettings(Section):
     host: str = Field(default="127.0.0.1", description="Address the OpenAI-compatible HTTP API listens on.")
     port: Port = Field(default=8080, description="Its port; 0 takes any free one.")
+    cors_origins: str = Field(
+        default="",
+        description="Origins whose web pages may call the API, separated by spaces; `*` is any, empty is none.",
+    )
     metrics_key: bool = Field(
         default=False, description="Whether `/metrics` asks for a key with the role metrics, operator or admin."
     )
@@ -96,7 +100,7 @@ class LimitSettings(Section):
     max_queue: int = Field(
         default=256, ge=1, description="Requests waiting over all tenants; one more is answered queue_full."
     )
-    max_body_bytes: int = Field(default=8 << 20, ge=1024, description="Largest request body.")
+    max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Largest request body.")
     max_choices: int = Field(default=8, ge=1, le=128, description="Largest n of one request.")
     stored_response_days: int = Field(
         default=30, ge=0, le=3650, description="Days that answers of /v1/responses are kept where their clients ask so."

@@ -25,6 +25,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
 BODY_CHUNK_TIMEOUT_S = 20.0
+BODY_MIN_BYTES_S = 1024  # on average, after the first BODY_CHUNK_TIMEOUT_S
 MAX_QUERY_FIELDS = 8192  # more than fit into a request's target
 DISCARDED_BYTES = 16 << 20
 DISCARD_TIMEOUT_S = 5.0
@@ -54,6 +55,7 @@ class Exchange:
     path_tail: str = ""  # what follows the route's prefix, percent-decoded once
     request_id: str = field(default_factory=lambda: "req_" + secrets.token_hex(12))
     dialect: Dialect = Dialect.OPENAI  # of its errors
+    always: tuple[tuple[bytes, bytes], ...] = ()  # headers of whatever the answer is
     status: int | None = None  # of the answer, once it has begun
     ended: bool = False
 
@@ -89,7 +91,7 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, *self._id_headers(), *self._rate_headers()],
+                "headers": [*headers, *self.always, *self._id_headers(), *self._rate_headers()],
             }
         )
 
@@ -145,14 +147,16 @@ class Exchange:
             raise too_large(int(told), most)
         chunks: list[bytes] = []
         size = 0
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while True:
+            slowest = began + BODY_CHUNK_TIMEOUT_S + size / BODY_MIN_BYTES_S
             try:
-                async with asyncio.timeout(BODY_CHUNK_TIMEOUT_S):
+                async with asyncio.timeout_at(min(loop.time() + BODY_CHUNK_TIMEOUT_S, slowest)):
                     message = await self.receive()
             except TimeoutError:
-                raise RouteRefusal(
-                    _closing(400, "body_timeout", f"No more of the body came for {BODY_CHUNK_TIMEOUT_S:.0f} s.")
-                ) from None
+                what = f"{size:,} bytes of the body came in {loop.time() - began:.0f} s; that is too slow."
+                raise RouteRefusal(_closing(400, "body_timeout", what)) from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
+from daemon.api.cors import Cors
 from daemon.api.dialect import dialect_of
 from daemon.api.errors import WireError, foreign_error, route_error, wire_error
 from daemon.api.exchange import ClientGone, Exchange, Receive, RouteRefusal, Scope, Send
@@ -24,6 +25,7 @@ class PublicApp:
         self.services = services
         self.keeper = StreamKeeper() if keeper is None else keeper
         self.table = public_table(self.keeper)
+        self._cors = Cors.of(services.settings.http.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -35,6 +37,7 @@ class PublicApp:
         exchange = Exchange(scope, receive, send, self.services)
         versioned = exchange.header(b"anthropic-version") is not None
         exchange.dialect = dialect_of(scope["path"], speaks_anthropic=versioned)
+        exchange.always = self._cors.headers(exchange.header(b"origin"))
         # whatever is logged on the request's way names it
         with bound_contextvars(tenant=None, request_id=exchange.request_id):
             await self._answer(exchange, self.table.find(scope["method"], scope["path"]))
@@ -60,6 +63,8 @@ class PublicApp:
 
     async def _handle(self, exchange: Exchange, found: Found) -> None:
         if found.route is None:
+            if await self._answer_preflight(exchange, found):
+                return
             raise RouteRefusal(_no_route(exchange.scope, found))
         need = self._need(found.route.auth)
         if need is not None:
@@ -71,6 +76,17 @@ class PublicApp:
                 tenants.admission.knock(exchange.principal)
         exchange.path_tail = found.tail
         await found.route.handler(exchange)
+
+    async def _answer_preflight(self, exchange: Exchange, found: Found) -> bool:
+        """Whether this was a browser's question that is answered."""
+        if exchange.scope["method"] != "OPTIONS" or exchange.header(b"access-control-request-method") is None:
+            return False
+        wanted = exchange.header(b"access-control-request-headers")
+        headers = self._cors.preflight(exchange.header(b"origin"), wanted, found.allowed)
+        if headers is None:
+            return False
+        await exchange.respond(200, b"", headers)
+        return True
 
     def _need(self, rule: AuthRule) -> Need | None:
         if rule is AuthRule.METRICS:

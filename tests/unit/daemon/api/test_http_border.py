@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 import structlog
 
 from daemon.api.exchange import duration
-from daemon.api.http import PublicApp
+from daemon.api.http import PublicApp, build_app
 from daemon.api.routes import AuthRule
 from daemon.tenants.brake import Brake
 from daemon.tenants.limits import TenantLimits
@@ -262,3 +263,51 @@ async def test_metrics_count_requests_by_model_and_route(http: httpx.AsyncClient
     assert f'bayard_requests_total{{model="{MODEL}",outcome="stop"}} 1.0' in text
     assert 'bayard_requests_total{model="unknown",outcome="model_not_found"} 1.0' in text
     assert "free text" not in text
+
+
+async def test_web_pages_of_named_origins_alone_may_call(services: FakeServices) -> None:
+    page, asked = {"origin": "https://app.example"}, {"access-control-request-method": "POST"}
+    http_settings = services.settings.http.model_copy(update={"cors_origins": "https://app.example http://b"})
+    services.settings = services.settings.model_copy(update={"http": http_settings})
+    transport = httpx.ASGITransport(build_app(services))
+    async with httpx.AsyncClient(transport=transport, base_url="http://bayard") as http:
+        wanted = {"access-control-request-headers": "authorization, content-type"}
+        question = await http.options("/v1/chat/completions", headers=page | asked | wanted)
+        assert question.status_code == 200
+        assert question.headers["access-control-allow-origin"] == "https://app.example"
+        assert question.headers["access-control-allow-methods"] == "POST"
+        assert question.headers["access-control-allow-headers"] == "authorization, content-type"
+        refused = await http.post("/v1/chat/completions", headers=page)
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        other = await http.options("/v1/chat/completions", headers=asked | {"origin": "https://evil.example"})
+        assert other.status_code == 405
+        assert "access-control-allow-origin" not in other.headers
+        assert (await http.options("/none", headers=page | asked)).status_code == 404
+
+
+async def test_without_named_origins_there_is_no_cors(http: httpx.AsyncClient) -> None:
+    page = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    response = await http.options("/v1/chat/completions", headers=page)
+    assert response.status_code == 405
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+async def test_body_that_trickles_is_given_up(services: FakeServices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.api.exchange.BODY_CHUNK_TIMEOUT_S", 0.3)
+    async with http_server(build_app(services)) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: {services.key}\r\n"
+        writer.write(head.encode() + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n")
+
+        async def trickle() -> None:
+            while True:
+                writer.write(b" ")
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        async with asyncio.timeout(3.0):
+            answer = await reader.readuntil(b"too slow")
+        trickling.cancel()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 400")
