@@ -217,7 +217,8 @@ class EngineCore:
         """
         self._let_in()
         self._end_late()
-        guessing = self.scheduler.knobs.speculation_tokens > 0  # a guess starts from the newest token
+        # A guess starts from the newest token.
+        guessing = self.scheduler.knobs.speculation_tokens > 0 and not self.scheduler.speculation.is_resting
         if self._inflight is not None and (self._inflight.needs_host or guessing):
             self._complete_inflight()
         self.scheduler.chunk_limit = self._launcher.caution.chunk_tokens
@@ -275,6 +276,7 @@ class EngineCore:
         step_s, self._last_completed = now - max(launched.began, self._last_completed), now
         self._totals.last_step_s = step_s
         self.scheduler.pace.note_chunks(launched.chunks, step_s)
+        self.scheduler.speculation.note_step(launched.chunks, step_s)
         share_s = step_s / sum(chunk.num_tokens for chunk in launched.chunks)
         for chunk in launched.chunks:
             request = chunk.request

@@ -76,6 +76,11 @@ class GrammarState:
         self._exhausted = exhausted
         self._has_failed()
 
+    def forced(self) -> list[int]:
+        """Tokens that spell the only way on; empty where there are several, or the end may come."""
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
     def allowed(self, draft: Sequence[int]) -> int:
         """How many leading guesses the grammar allows."""
         ends = next((at for at, token in enumerate(draft) if token in self._ends), len(draft))

@@ -52,8 +52,6 @@ class Request:
     num_sampled: int = 0  # output tokens that came to the host
     admitted: bool = False  # has ever run
     finish: FinishReason | None = None
-    draft_misses: int = 0  # guesses in a row of which nothing was right
-    draft_pause: int = 0  # steps to go before the next guess
     embeds: bool = False  # its last hidden state is wanted, not a token after it
     grammar: GrammarState | None = None  # what its output is kept to
     scratch: dict[str, object] = field(default_factory=dict)  # the sampler's per-request state
@@ -75,6 +73,11 @@ class Request:
         """Whether choosing its next token takes its earlier ones, or more than the token is wanted."""
         p = self.sampling
         return p.top_logprobs is not None or bool(p.logit_bias) or self.has_penalties or self.masks_stops
+
+    @property
+    def takes_guesses(self) -> bool:
+        """Whether tokens after its next one may be chosen before that is known to be right."""
+        return not (self.embeds or self.has_penalties) and self.sampling.top_logprobs is None
 
     @property
     def is_plain_greedy(self) -> bool:

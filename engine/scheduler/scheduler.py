@@ -29,12 +29,10 @@ from engine.scheduler.queue import WaitingQueue
 from engine.scheduler.ranking import sort_by_rank, who_gives_way
 from engine.scheduler.request import PENDING, Request, RequestState
 from engine.scheduler.shares import shares_of
-from engine.speculative import propose
+from engine.speculative import Speculation
 
 if TYPE_CHECKING:
     from engine.kv.swap import HostPages
-
-LONGEST_PAUSE = 64  # steps
 
 
 class Scheduler:
@@ -57,6 +55,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.pace = StepPace()
         self.chunk_limit: int | None = None  # prompt tokens of one request in a step; set when memory was short
+        self.speculation = Speculation()
         self.preemptions_total = 0
         self._clock = clock
         self._waiting = WaitingQueue()
@@ -112,6 +111,7 @@ class Scheduler:
         request.state = RequestState.FINISHED
         request.finish = reason
         del self.requests[request.id]
+        self.speculation.release(request.id)
         self._groups.leave(request)
         self._let_go(request)
 
@@ -136,6 +136,7 @@ class Scheduler:
         preempted = self.preemptions_total
         chunks: list[ScheduledChunk] = []
         spare = self.knobs.token_budget - len(self.running)  # what guesses may take
+        self._plan_guesses()
         # By rank; whoever is left may be preempted for a better one. A dict, since most leave it at once.
         unscheduled = dict.fromkeys(self.running)
         for request in self.running[:]:
@@ -182,7 +183,7 @@ class Scheduler:
         if chunk.draft:
             request.token_ids[chunk.start + 1 :] = tokens
             request.num_computed = end = chunk.start + len(tokens)
-            self._note_guess(request, len(tokens) - 1)
+            self.speculation.note(request, len(chunk.draft), len(tokens) - 1)
         elif tokens:
             request.token_ids[end] = tokens[0]
         self._waiting.charge(request, len(tokens))
@@ -275,29 +276,26 @@ class Scheduler:
 
     # ---------------------------------------------------------------- decodes
 
+    def _plan_guesses(self) -> None:
+        """Guesses for this step's decodes, where knobs and requests allow any."""
+        decodes = [request for request in self.running if request.num_uncomputed == 1]
+        wishes = []
+        for request in decodes if self.knobs.speculation_tokens else ():
+            count = min(
+                self.knobs.speculation_tokens,
+                request.sampling.max_tokens - request.num_output - 1,
+                self.max_context_tokens - len(request.token_ids),
+            )
+            if count > 0 and request.takes_guesses and not request.newest_pending:
+                wishes.append((request, count))
+        self.speculation.begin(wishes, len(decodes))
+
     def _decode(self, request: Request, spare: int) -> ScheduledChunk:
         """The request's one token, and guesses after it if there are any to check."""
-        count = min(
-            self.knobs.speculation_tokens,
-            spare,
-            request.sampling.max_tokens - request.num_output - 1,
-            self.max_context_tokens - len(request.token_ids),
-        )
-        if count < 1 or request.newest_pending or not request.is_plain_greedy:
-            return self._chunk(request, 1)
-        if request.draft_pause:
-            request.draft_pause -= 1
-            return self._chunk(request, 1)
-        draft = propose(request.token_ids, count)
+        draft = self.speculation.take(request, spare)
         if not draft or not self.kv.grow(request.pages, len(request.token_ids) + len(draft)):
             return self._chunk(request, 1)
-        start = request.num_computed
-        return ScheduledChunk(request, start, 1 + len(draft), True, request.preemptions, tuple(draft))
-
-    def _note_guess(self, request: Request, right: int) -> None:
-        """Guesses that fail again and again are made ever more rarely."""
-        request.draft_misses = 0 if right else request.draft_misses + 1
-        request.draft_pause = 0 if right else min(LONGEST_PAUSE, 2**request.draft_misses)
+        return ScheduledChunk(request, request.num_computed, 1 + len(draft), True, request.preemptions, draft)
 
     def _ends_by_length(self, request: Request) -> bool:
         """Its last token is sampled but not read yet: another step would be for nothing."""

@@ -1,5 +1,7 @@
 """Guessing the next tokens and letting one step check them. Off until a plan asks for it."""
 
-from engine.speculative.lookup import accepted, propose
+from engine.speculative.drafter import Drafter, accepted
+from engine.speculative.lookup import LookupDrafter, SuffixIndex
+from engine.speculative.speculation import Speculation
 
-__all__ = ["accepted", "propose"]
+__all__ = ["Drafter", "LookupDrafter", "Speculation", "SuffixIndex", "accepted"]

@@ -108,6 +108,7 @@ def test_guessing_changes_no_token_and_saves_steps(mode, spec, large_pages):
     expected = {n: tokens(d) for n, d in run(plain, *submits).items()}
     knobs = Knobs(max_running=6, token_budget=32, prefill_chunk=16, speculation_tokens=4)
     core = core_in(mode, spec, large_pages=large_pages, model=model, knobs=knobs)
+    core.scheduler.speculation.heeds_cost = False
     seen = run(core, *submits)
     assert {n: tokens(d) for n, d in seen.items()} == expected
     assert all(d[-1].usage.output_tokens == len(tokens(d)) for d in seen.values())
