@@ -9,6 +9,20 @@ from engine.kernels.registry import Deferred, Implementation, OpQuery
 
 PRIORITY = 50
 PLAIN_KINDS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+# Kinds of weights that coded.py splits: of CodedTensor (lower case) and of QuantTensor.
+CODED_KINDS = (
+    "fp8",
+    "int8",
+    "int8_mixed",
+    "int4",
+    "fp4_nv",
+    "fp4_mx",
+    "FP8_B128",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "MXFP4",
+)
 GPU_DEVICES = ("cuda", "xpu", "npu", "musa", "mlu", "gcu")
 
 
@@ -33,6 +47,21 @@ def implementations() -> Iterable[Implementation]:
             return f"{query.weight_kind} weights with {query.dtype} activations"
         return on_gpu(query)
 
+    def for_codes(query: OpQuery) -> str | None:
+        if query.weight_kind not in CODED_KINDS:
+            return f"{query.weight_kind} weights have no decoder in registers"
+        return on_gpu(query)
+
+    def for_fp8(query: OpQuery) -> str | None:
+        if query.weight_kind not in ("fp8", "FP8_B128") or query.activation != "fp8" or query.dtype == "float32":
+            return f"{query.weight_kind} weights with {query.activation} activations in {query.dtype}"
+        return on_gpu(query) or (None if "fp8" in query.capabilities else "this device multiplies no fp8")
+
+    def for_int8(query: OpQuery) -> str | None:
+        if query.weight_kind not in ("int8", "int8_mixed") or query.activation != "int8":
+            return f"{query.weight_kind} weights with {query.activation} activations"
+        return on_gpu(query)
+
     def offer(op: str, requires: Callable[[OpQuery], str | None], module: str) -> Implementation:
         return Implementation(op, "triton", PRIORITY, requires, Deferred(f"engine.kernels.triton.{module}", op))
 
@@ -46,6 +75,15 @@ def implementations() -> Iterable[Implementation]:
     yield offer("choose_tokens", on_gpu, "choose")
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
     yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
+    quantised = (
+        ("triton-codes", PRIORITY, for_codes, "linear", "decoded in registers"),
+        ("triton-fp8", PRIORITY + 1, for_fp8, "linear_fp8", "fp8 activations beyond 16 rows"),
+        ("triton-int8", PRIORITY + 1, for_int8, "linear_int8", "int8 activations beyond 16 rows"),
+    )
+    pack = Deferred("engine.kernels.triton.quant_linear", "pack")
+    for name, priority, requires, function, detail in quantised:
+        run = Deferred("engine.kernels.triton.quant_linear", function)
+        yield Implementation("linear", name, priority, requires, run, pack, detail)
     yield offer("route", on_gpu, "route")
     yield offer("gelu_mul", on_gpu, "norms")
     run, pack = (Deferred("engine.kernels.triton.experts", name) for name in ("experts", "pack"))

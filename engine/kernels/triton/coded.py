@@ -1,0 +1,150 @@
+"""CodedWeight: a quantised weight with its codes and multipliers apart, in the order that the kernels here stream.
+
+    code   codes                    a number is
+    fp8    uint8 [N, K], E4M3       e4m3(code) * scale
+    int8   int8 [N, K]              (code + 128 - zero) * scale, zero 128 where there are none
+    int4   uint8 [N, K/2]           (code - zero) * scale, zero 8 where there are none
+    fp4    uint8 [N, K/2], E2M1     e2m1(code) * scale
+
+Half-byte codes stand in blocks of 32 numbers and 16 bytes: byte j has number j in its low half and j + 16 in its high
+one, so that each half meets neighbouring inputs. Source: OFP8 rev 1.0; OCP Microscaling Formats 1.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.quant.coded_tensor import CodedTensor
+from engine.quant.quant_tensor import QuantTensor
+
+CODES = ("fp8", "int8", "int4", "fp4")
+HALF_BYTES = ("int4", "fp4")
+BLOCK = 32  # of half-byte codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedWeight:
+    """Shapes: scales [N, G], G groups a row; row_scales [N]; zeros [N, G]; outlier_weights [N, k]"""
+
+    code: str
+    shape: tuple[int, int]  # (N, K) in numbers
+    codes: Tensor
+    scales: Tensor  # a float type, or uint8 where scale_code says how to read a byte
+    scale_code: str = "float"  # "float", "e4m3", "e8m0"
+    zeros: Tensor | None = None  # uint8, or float32 where they are not whole
+    row_scales: Tensor | None = None  # float32, times the group's scale
+    outlier_columns: Tensor | None = None  # [k] int32: inputs whose codes are zero, kept in 16 bits beside
+    outlier_weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        rows, columns = self.shape
+        assert self.code in CODES, self.code
+        assert tuple(self.codes.shape) == (rows, columns // self.numbers_a_byte), (self.shape, self.codes.shape)
+        assert self.code not in HALF_BYTES or columns % BLOCK == 0, self.shape
+        assert columns % self.scales.shape[1] == 0, (self.shape, self.scales.shape)
+
+    @property
+    def numbers_a_byte(self) -> int:
+        return 2 if self.code in HALF_BYTES else 1
+
+    @property
+    def group(self) -> int:
+        """Neighbouring numbers of a row that share a scale."""
+        return self.shape[1] // int(self.scales.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        members = (self.codes, self.scales, self.zeros, self.row_scales, self.outlier_weights)
+        return sum(member.numel() * member.element_size() for member in members if member is not None)
+
+
+def coded(weight: CodedTensor | QuantTensor) -> CodedWeight:
+    """A weight in this form, on its device. Copies what needs another order; exact.
+
+    The inputs are put in the order of the weight's columns before (CodedTensor.columns). The kind is one of KINDS.
+    """
+    if isinstance(weight, QuantTensor):
+        return _from_blocks(weight)
+    codes = weight.codes.contiguous()
+    if weight.kind in ("int4", "fp4_nv", "fp4_mx"):
+        codes = _half_blocks(codes)
+    kept, columns = None, None
+    if weight.outliers is not None:
+        kept, columns = weight.outliers.weights.contiguous(), weight.outliers.columns
+        codes = codes.index_fill(1, columns.to(torch.int64), 0)
+    scales, zeros = weight.scales.contiguous(), weight.zeros
+    code, scale_code = KINDS[weight.kind if kept is None else "int8_mixed"]
+    if scale_code == "float" and scales.shape[1] == 1 and code != "int4":
+        scales = scales.to(torch.float32)
+    elif scale_code == "float":
+        repeats = weight.group // _group(weight.group)
+        scales = _narrow(scales).repeat_interleave(repeats, dim=1)
+        zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
+    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, columns, kept)
+
+
+def _group(size: int) -> int:
+    """The largest group that kernels take and that divides one of this size."""
+    return next(group for group in (128, 64, 32, 16) if size % group == 0)
+
+
+# Kinds of CodedTensor (lower case) and of QuantTensor: their code and how their scales are read.
+KINDS = {
+    "fp8": ("fp8", "float"),
+    "int8": ("int8", "float"),
+    "int8_mixed": ("int8", "float"),
+    "int4": ("int4", "float"),
+    "fp4_nv": ("fp4", "e4m3"),
+    "fp4_mx": ("fp4", "e8m0"),
+    "FP8_B128": ("fp8", "float"),
+    "Q8_0": ("int8", "float"),
+    "Q4_0": ("int4", "float"),
+    "Q4_1": ("int4", "float"),
+    "MXFP4": ("fp4", "e8m0"),
+}
+_HEADER_BYTES = {"FP8_B128": 4, "Q8_0": 2, "Q4_0": 2, "Q4_1": 4, "MXFP4": 1}
+_BLOCK_BYTES = {"FP8_B128": 132, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "MXFP4": 17}
+
+
+def _from_blocks(weight: QuantTensor) -> CodedWeight:
+    """Half-byte codes of these kinds stand in blocks of 32 already."""
+    kind, rows = weight.kind, weight.shape[0]
+    code, scale_code = KINDS[kind]
+    blocks = weight.data.view(rows, -1, _BLOCK_BYTES[kind])
+    codes = blocks[:, :, _HEADER_BYTES[kind] :].reshape(rows, -1)
+    header = blocks[:, :, : _HEADER_BYTES[kind]].contiguous()
+    zeros = None
+    if kind == "MXFP4":
+        scales = header.view(rows, -1)
+    elif kind == "FP8_B128":
+        scales = header.view(torch.float32).view(rows, -1)
+    else:
+        halves = header.view(torch.float16).view(rows, -1, _HEADER_BYTES[kind] // 2)
+        scales = halves[:, :, 0].contiguous()
+        if kind == "Q4_1":
+            wide = scales.to(torch.float32)
+            zeros = -halves[:, :, 1].to(torch.float32) / torch.where(wide == 0, 1.0, wide)
+            # A scale of nothing: all numbers are the least one, which no zero point can say.
+            assert not bool(((wide == 0) & (halves[:, :, 1] != 0)).any()), kind
+    return CodedWeight(
+        code, weight.shape, codes.view(torch.int8) if code == "int8" else codes, scales, scale_code, zeros
+    )
+
+
+def _half_blocks(pairs: Tensor) -> Tensor:
+    """Bytes of neighbours to bytes of numbers sixteen apart. Shapes: [N, K/2] -> [N, K/2]"""
+    rows = pairs.shape[0]
+    numbers = torch.stack((pairs & 15, pairs >> 4), dim=-1).view(rows, -1, 2, BLOCK // 2)
+    return (numbers[:, :, 0] | (numbers[:, :, 1] << 4)).view(rows, -1)
+
+
+def _narrow(scales: Tensor) -> Tensor:
+    """In 16 bits where that is exact."""
+    for dtype in (torch.float16, torch.bfloat16):
+        narrow = scales.to(dtype)
+        if torch.equal(narrow.to(torch.float32), scales.to(torch.float32)):
+            return narrow
+    return scales

@@ -1,0 +1,324 @@
+# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
+# mypy: disable-error-code="assignment, var-annotated"
+"""A quantised weight times up to four rows: codes are read once, 32 bits at a time, and decoded in registers.
+
+Codes become floats by moving bits, several a word, never by a conversion of each. Multipliers of a group are applied
+to the group's sum, not to its numbers; what an offset adds comes from the sum of the inputs. A program owns some output
+columns for all of K. Every row is summed in the same order whatever their number. Nothing is flushed to zero: the small
+numbers of E4M3 and E2M1 pass through float16, which keeps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.device import speaks_ptx
+
+MAX_ROWS = 4
+BF16, FP16, FP32 = 0, 1, 2
+INPUTS = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
+CODE_NUMBERS = {"fp8": 0, "int8": 1, "int4": 2, "fp4": 3}
+SCALE_NUMBERS = {"float": 0, "e4m3": 1, "e8m0": 2}
+# What the bit tricks leave out: E4M3 and E2M1 as float16 lack the difference of the exponents' biases, whole numbers
+# are the fraction of a float between 1 and 2.
+ONE_BITS = 0x3F800000  # of the float 1.0
+CORRECTIONS = (256.0, 256.0, 16.0, 16384.0)
+
+
+@triton.jit
+def _low_half(pair):
+    """The float16 in the low half of a word, as float32."""
+    return pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _high_half(pair, PTX: tl.constexpr):
+    """That in the high half. In PTX, since the compiler else gathers two words' halves in a third one before."""
+    if PTX:
+        value = tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, high; }",
+            "=f,r", [pair], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        value = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _inputs(x, quads, mask, EVEN: tl.constexpr, INPUT: tl.constexpr, PTX: tl.constexpr):
+    """Four neighbouring inputs of each quad of them, as float32. x: int64 words of four, or float32."""
+    if INPUT == 2:
+        first = tl.load(x + quads * 4, mask=mask, other=0.0)
+        second = tl.load(x + quads * 4 + 1, mask=mask, other=0.0)
+        third = tl.load(x + quads * 4 + 2, mask=mask, other=0.0)
+        fourth = tl.load(x + quads * 4 + 3, mask=mask, other=0.0)
+    else:
+        if EVEN:
+            four = tl.load(x + quads)
+        else:
+            four = tl.load(x + quads, mask=mask, other=0)
+        low = four.to(tl.int32)
+        high = (four >> 32).to(tl.int32)
+        if INPUT == 0:
+            first = (low << 16).to(tl.float32, bitcast=True)
+            second = (low & -65536).to(tl.float32, bitcast=True)
+            third = (high << 16).to(tl.float32, bitcast=True)
+            fourth = (high & -65536).to(tl.float32, bitcast=True)
+        else:
+            first, second = _low_half(low), _high_half(low, PTX)
+            third, fourth = _low_half(high), _high_half(high, PTX)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _fraction(words, shift: tl.constexpr, mask: tl.constexpr, one):
+    """1 plus the bits of a mask as a fraction. one: the bits of 1.0, no constant, so that and-or is one operation."""
+    if shift >= 0:
+        moved = words << shift
+    else:
+        moved = words >> -shift
+    return ((moved & mask) | one).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _decoded(words, one, CODE: tl.constexpr, HALF: tl.constexpr, PTX: tl.constexpr):
+    """Four numbers of each word: of its bytes, or of the low or high halves of them. See CORRECTIONS."""
+    if CODE == 0:
+        odd = ((words & 0x7F007F00) >> 1) | (words & -2147450880)  # 0x80008000
+        shifted = words << 8
+        even = ((shifted & 0x7F007F00) >> 1) | (shifted & -2147450880)
+        first, second = _low_half(even), _low_half(odd)
+        third, fourth = _high_half(even, PTX), _high_half(odd, PTX)
+    elif CODE == 1:
+        words = words ^ -2139062144  # 0x80808080: from two's complement to an offset of 128
+        first, second = _fraction(words, 15, 0x007F8000, one), _fraction(words, 7, 0x007F8000, one)
+        third, fourth = _fraction(words, -1, 0x007F8000, one), _fraction(words, -9, 0x007F8000, one)
+    elif CODE == 2:
+        # One shift serves both halves of a byte; the low one's fraction is a sixteenth of the high one's.
+        first, second = (
+            _fraction(words, 15, 0x78000 << (4 * HALF), one),
+            _fraction(words, 7, 0x78000 << (4 * HALF), one),
+        )
+        third, fourth = (
+            _fraction(words, -1, 0x78000 << (4 * HALF), one),
+            _fraction(words, -9, 0x78000 << (4 * HALF), one),
+        )
+    else:
+        top = words
+        if HALF == 0:
+            top = words << 4
+        odd = ((top & 0x70007000) >> 3) | (top & -2147450880)
+        top = top << 8
+        even = ((top & 0x70007000) >> 3) | (top & -2147450880)
+        first, second = _low_half(even), _low_half(odd)
+        third, fourth = _high_half(even, PTX), _high_half(odd, PTX)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _with(values, place: tl.constexpr, value):
+    """The same tuple but for one member."""
+    changed = ()
+    for i in tl.static_range(len(values)):
+        if i == place:
+            changed = changed + (value,)
+        else:
+            changed = changed + (values[i],)
+    return changed
+
+
+@triton.jit
+def _scale(scales, at, mask, EVEN: tl.constexpr, SCALE: tl.constexpr):
+    """Multipliers as float32, whatever they are stored as."""
+    if EVEN:
+        stored = tl.load(scales + at)
+    else:
+        stored = tl.load(scales + at, mask=mask, other=0)
+    if SCALE == 0:
+        value = stored.to(tl.float32)
+    else:
+        byte = stored.to(tl.int32)
+        if SCALE == 1:
+            value = _low_half(((byte & 0x7F) << 7) | ((byte & 0x80) << 8)) * 256.0
+        else:
+            value = tl.where(byte == 0, 0x00400000, byte << 23).to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
+def _products(value, numbers, inputs):
+    """value plus the four products of each word. Shapes: all [G, W]; numbers and inputs four of them"""
+    value += numbers[0] * inputs[0]
+    value += numbers[1] * inputs[1]
+    value += numbers[2] * inputs[2]
+    value += numbers[3] * inputs[3]
+    return value
+
+
+@triton.jit
+def _added(inputs):
+    return (inputs[0] + inputs[1]) + (inputs[2] + inputs[3])
+
+
+@triton.jit
+def _quant_gemv_kernel(
+    x, codes, scales, zeros, row_scales, bias, out, columns, row_words, groups, one,
+    ROWS: tl.constexpr, INPUT: tl.constexpr, CODE: tl.constexpr, SCALE: tl.constexpr,
+    GROUPED: tl.constexpr, SIXTEENS: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, WORDS: tl.constexpr,
+    CORRECTION: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Sums of BLOCK_N columns for ROWS rows, each a tile [BLOCK_G, WORDS] of partial sums.
+
+    WORDS: of a group, or of a block of K where all of a row is one group. SIXTEENS: two groups in a block of 32.
+    """
+    first_n = tl.program_id(0) * BLOCK_N
+    lanes = tl.arange(0, BLOCK_G)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+    group_lanes = tl.arange(0, BLOCK_G)
+    WHOLE: tl.constexpr = CODE == 1 or CODE == 2
+    FOUR_BITS: tl.constexpr = CODE >= 2
+    x_stride = row_words * (2 if FOUR_BITS else 1) * (4 if INPUT == 2 else 1)
+    nothing = tl.zeros([BLOCK_G, WORDS], tl.float32)
+    sums = ()
+    plain = ()
+    for _ in tl.static_range(ROWS * BLOCK_N):
+        sums = sums + (nothing,)
+    for _ in tl.static_range(ROWS):
+        plain = plain + (nothing,)
+    for start in range(0, row_words, BLOCK_G * WORDS):
+        word = start + lanes
+        in_k = word < row_words
+        if EVEN:
+            in_k = word >= 0
+        # Two words or quads a thread at once, so that codes and inputs lie alike and meet without an exchange.
+        pairs = tl.max_contiguous(tl.multiple_of(word, (1, 2)), (1, 2))
+        quads = pairs
+        if FOUR_BITS:
+            quads = tl.max_contiguous(tl.multiple_of((word // 4) * 8 + word % 4, (1, 2)), (1, 2))
+        group = start // WORDS + group_lanes
+        if SIXTEENS:
+            group = group * 2
+        in_group = group < groups
+        low_inputs = ()
+        high_inputs = ()
+        for m in tl.static_range(ROWS):
+            row = x + m * x_stride
+            low_inputs = low_inputs + (_inputs(row, quads, in_k, EVEN, INPUT, PTX),)
+            if FOUR_BITS:
+                high_inputs = high_inputs + (_inputs(row, quads + 4, in_k, EVEN, INPUT, PTX),)
+            if CODE == 1 and not GROUPED:
+                plain = _with(plain, m, plain[m] + _added(low_inputs[m]))
+        fresh = ()
+        for i in tl.static_range(BLOCK_N):
+            n = tl.minimum(first_n + i, columns - 1).to(tl.int64)  # what is beyond is computed again, and not stored
+            at = codes + n * row_words + pairs
+            if EVEN:
+                words = tl.load(at, eviction_policy="evict_first")
+            else:
+                words = tl.load(at, mask=in_k, other=0, eviction_policy="evict_first")
+            low = _decoded(words, one, CODE, 0, PTX)
+            if FOUR_BITS:
+                high = _decoded(words, one, CODE, 1, PTX)
+            if GROUPED:
+                place = n * groups + group
+                scale = _scale(scales, place, in_group, EVEN, SCALE)[:, None]
+                if SIXTEENS:
+                    second_scale = _scale(scales, place + 1, in_group, EVEN, SCALE)[:, None]
+                # What stands for nothing, as the fractions say it.
+                middle = 1.5
+                low_middle = 1.5
+                if HAS_ZEROS:
+                    zero = tl.load(zeros + place, mask=in_group, other=0).to(tl.float32)
+                    middle = (zero * (1.0 / CORRECTION) + 1.0)[:, None]
+                    low_middle = middle
+                    if CODE == 2:
+                        low_middle = (zero * (1.0 / 256.0) + 1.0)[:, None]
+                elif CODE == 2:
+                    low_middle = 1.03125
+            for m in tl.static_range(ROWS):
+                total = sums[i * ROWS + m]
+                if not GROUPED:
+                    total = _products(total, low, low_inputs[m])
+                    if FOUR_BITS:
+                        total = _products(total, high, high_inputs[m])
+                else:
+                    value = nothing
+                    if WHOLE:
+                        value -= _added(low_inputs[m]) * low_middle
+                    value = _products(value, low, low_inputs[m])
+                    if CODE == 2:
+                        value *= 16.0
+                    if SIXTEENS:
+                        total += value * scale
+                        value = nothing
+                    if FOUR_BITS:
+                        if WHOLE:
+                            value -= _added(high_inputs[m]) * middle
+                        value = _products(value, high, high_inputs[m])
+                    if SIXTEENS:
+                        total += value * second_scale
+                    else:
+                        total += value * scale
+                fresh = fresh + (total,)
+        sums = fresh
+    for i in tl.static_range(BLOCK_N):
+        n = tl.minimum(first_n + i, columns - 1)
+        factor = CORRECTION
+        if not GROUPED:
+            factor = factor * tl.load(scales + n).to(tl.float32)
+        if HAS_ROW_SCALES:
+            factor = factor * tl.load(row_scales + n)
+        for m in tl.static_range(ROWS):
+            value = tl.sum(sums[i * ROWS + m])
+            if CODE == 1 and not GROUPED:
+                value -= 1.5 * tl.sum(plain[m])
+            value = value * factor
+            if HAS_BIAS:
+                value += tl.load(bias + n).to(tl.float32)
+            tl.store(out + m * columns + n, value.to(out.dtype.element_ty), mask=first_n + i < columns)
+
+
+@dataclass(frozen=True, slots=True)
+class GemvTiles:
+    block_n: int
+    block_words: int
+    warps: int
+
+
+def quant_gemv(
+    x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None = None, tiles: GemvTiles | None = None
+) -> torch.Tensor:
+    """Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K); bias [N] -> [M, N]"""
+    rows, depth = x.shape
+    columns = weight.shape[0]
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    tiles = tiles or gemv_tiles(weight)
+    row_words = depth // weight.numbers_a_byte // 4
+    grouped = weight.scales.shape[1] > 1 or weight.code == "int4" or weight.scale_code != "float"
+    sixteens = weight.code in ("int4", "fp4") and weight.group == 16
+    words = tiles.block_words
+    if grouped:
+        words = 4 if sixteens else weight.group // weight.numbers_a_byte // 4
+    blocks = max(1, tiles.block_words // words)
+    x = x.contiguous()
+    none = weight.codes
+    _quant_gemv_kernel[(triton.cdiv(columns, tiles.block_n),)](
+        x if x.dtype == torch.float32 else x.view(torch.int64),
+        weight.codes.view(torch.int32), weight.scales,
+        none if weight.zeros is None else weight.zeros, none if weight.row_scales is None else weight.row_scales,
+        none if bias is None else bias, out, columns, row_words, weight.scales.shape[1], ONE_BITS,
+        rows, INPUTS[x.dtype], CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code],
+        grouped, sixteens, weight.zeros is not None, weight.row_scales is not None, bias is not None,
+        row_words % (blocks * words) == 0, tiles.block_n, blocks, words, CORRECTIONS[CODE_NUMBERS[weight.code]],
+        speaks_ptx(x.device), num_warps=tiles.warps,
+    )  # fmt: skip
+    return out
+
+
+def gemv_tiles(weight: CodedWeight) -> GemvTiles:
+    return GemvTiles(4, 512, 4)

@@ -1,0 +1,110 @@
+"""The linear op for quantised weights: which kernel takes how many rows.
+
+Weight-only: codes times exact activations. E4M3 and int8 may have activations of eight bits too, where that is asked
+for; few rows are bound by reading the weight and gain nothing by it, so they keep their activations exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels import reference
+from engine.kernels.triton.coded import CodedWeight, coded
+from engine.kernels.triton.quant_gemm import large_linear, quant_gemm
+from engine.kernels.triton.quant_gemv import MAX_ROWS, quant_gemv
+from engine.kernels.triton.quantise_rows import OutlierColumns, outlier_columns, padded_outliers, quantise_rows
+from engine.kernels.triton.scaled_gemm import scaled_gemm
+from engine.quant.coded_tensor import CodedTensor
+from engine.quant.quant_tensor import QuantTensor
+
+EXACT_ROWS = 16  # up to here activations stay exact
+TILE_ROWS = 64  # up to here tiles are decoded in registers; beyond, once for all rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLinear:
+    """kept and beside: the outlier columns, and their weights [N, k padded] in 16 bits"""
+
+    weight: CodedWeight
+    kept: OutlierColumns | None = None
+    beside: torch.Tensor | None = None
+    plain: QuantTensor | CodedTensor | None = None  # a weight whose shape the kernels do not take, as it came
+
+
+def pack(weight: torch.Tensor | QuantTensor | CodedTensor) -> PackedLinear:
+    assert not isinstance(weight, torch.Tensor), "plain weights have kernels of their own"
+    split = coded(weight) if takes(weight) else None
+    if split is None:
+        return PackedLinear(_NOTHING, plain=weight)
+    if split.outlier_columns is None or split.outlier_weights is None:
+        return PackedLinear(split)
+    columns, stored = split.outlier_columns, split.outlier_weights
+    kept = outlier_columns(columns, split.shape[1], dtype=stored.dtype)
+    beside = torch.zeros(split.shape[0], padded_outliers(len(columns)), dtype=stored.dtype, device=stored.device)
+    beside[:, : len(columns)] = stored
+    return PackedLinear(split, kept, beside)
+
+
+_NOTHING = CodedWeight("fp8", (0, 4), torch.empty(0, 4, dtype=torch.uint8), torch.empty(0, 1))
+
+
+def takes(weight: QuantTensor | CodedTensor) -> bool:
+    """Whether rows divide into what the kernels load at once."""
+    half_bytes = weight.kind in ("int4", "fp4_nv", "fp4_mx")
+    sizes = weight.shape[1] % (32 if half_bytes else 4) == 0
+    return sizes and (isinstance(weight, QuantTensor) or weight.scales.shape[1] == 1 or weight.group % 16 == 0)
+
+
+def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Activations stay exact. Shapes: x [M, K]; weight (N, K); bias [N] -> [M, N]"""
+    if packed.plain is not None:
+        return reference.linear(x, packed.plain, bias)
+    weight, rows = packed.weight, x.shape[0]
+    if rows == 0:
+        return torch.empty(0, weight.shape[0], dtype=x.dtype, device=x.device)
+    if rows <= MAX_ROWS:
+        out = quant_gemv(x, weight, bias)
+    elif rows <= TILE_ROWS:
+        out = quant_gemm(x, weight, bias)
+    else:
+        out = large_linear(x, weight, bias)
+    if packed.beside is not None and weight.outlier_columns is not None:
+        out += x.index_select(1, weight.outlier_columns) @ packed.beside[:, : len(weight.outlier_columns)].T.to(x.dtype)
+    return out
+
+
+def linear_int8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Activations of many rows become int8, a scale a row, but for the weight's outlier columns. Shapes: as linear."""
+    weight = packed.weight
+    if x.shape[0] <= EXACT_ROWS or packed.plain is not None or weight.scales.shape[1] > 1:
+        return linear(x, packed, bias)
+    rows, _ = quantise_rows(x, "int8", kept=packed.kept)
+    return scaled_gemm(
+        rows.codes, weight.codes, rows.scales, weight.scales, x.dtype, bias, rows.outliers, packed.beside
+    )
+
+
+def linear_fp8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Activations of many rows become E4M3, a scale a row or, as the weight's, a block of 128. Shapes: as linear."""
+    weight = packed.weight
+    columns, depth = weight.shape
+    if x.shape[0] <= EXACT_ROWS or packed.plain is not None or weight.group not in (depth, 128):
+        return linear(x, packed, bias)
+    codes = weight.codes.view(torch.float8_e4m3fn)
+    if weight.scales.shape[1] > 1:
+        rows, _ = quantise_rows(x, "fp8", group=128)
+        return scaled_gemm(rows.codes, codes, rows.scales, weight.scales, x.dtype, bias)
+    rows, _ = quantise_rows(x, "fp8")
+    if library_takes(x, columns, depth):
+        out: torch.Tensor = torch._scaled_mm(
+            rows.codes, codes.T, rows.scales, weight.scales.T, bias, out_dtype=x.dtype, use_fast_accum=True
+        )
+        return out
+    return scaled_gemm(rows.codes, codes, rows.scales, weight.scales, x.dtype, bias)
+
+
+def library_takes(x: torch.Tensor, columns: int, depth: int) -> bool:
+    """Whether torch's product of E4M3 with scales of rows does these shapes."""
+    return x.device.type == "cuda" and x.dtype == torch.bfloat16 and columns % 16 == 0 and depth % 16 == 0

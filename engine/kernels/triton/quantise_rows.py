@@ -1,0 +1,197 @@
+"""Activations to eight bits, a multiplier a row, in the pass that makes them: norm, residual, or a gate's product.
+
+A row's codes depend on that row alone. With outlier columns, those inputs are written beside in 16 bits, count as zero
+in the codes, and a counter on the device says in how many rows a column that is not among them was one: nothing is
+asked of the host, so a step can be captured and replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.device import converts_fp8
+
+PLAIN, NORM, ADD_NORM, SILU, GELU = 0, 1, 2, 3, 4
+E4M3_MAX, INT8_MAX = 448.0, 127.0
+OUTLIER_THRESHOLD = 6.0  # of an activation's size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantRows:
+    """Activations as codes. Shapes: codes [M, K], int8 or E4M3; scales [M, 1]; outliers [M, k padded]"""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    outliers: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutlierColumns:
+    """The inputs of a projection that are kept in 16 bits, and how often others should have been.
+
+    Shapes: columns [k padded] int32, -1 beyond count; is_outlier [K] uint8; misses [1] int32
+    """
+
+    columns: torch.Tensor
+    is_outlier: torch.Tensor
+    misses: torch.Tensor
+    threshold: float = OUTLIER_THRESHOLD
+    dtype: torch.dtype = torch.float16  # that the weights beside have
+
+
+def outlier_columns(
+    columns: torch.Tensor, depth: int, threshold: float = OUTLIER_THRESHOLD, dtype: torch.dtype = torch.float16
+) -> OutlierColumns:
+    """Shapes: columns [k] int, ascending"""
+    device = columns.device
+    room = padded_outliers(len(columns))
+    padded = torch.full((room,), -1, dtype=torch.int32, device=device)
+    padded[: len(columns)] = columns.to(torch.int32)
+    marks = torch.zeros(depth, dtype=torch.uint8, device=device)
+    marks[columns.to(torch.int64)] = 1
+    return OutlierColumns(padded, marks, torch.zeros(1, dtype=torch.int32, device=device), threshold, dtype)
+
+
+def padded_outliers(count: int) -> int:
+    return max(16, 1 << (count - 1).bit_length())
+
+
+@triton.jit
+def e4m3_codes(values):
+    """The nearest E4M3 of float32 numbers within its range, ties to even, as int32. For devices that cannot convert."""
+    bits = values.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    small = (tl.abs(values) * 512.0 + 12582912.0).to(tl.int32, bitcast=True) & 0xF
+    code = tl.where(size < 0x3C800000, small, normal)  # below 2 ** -6 steps are even
+    return code | ((bits >> 24) & 0x80)
+
+
+@triton.jit
+def _quantise_kernel(
+    x, residual, weight, codes, scales, residual_out, marks, columns, outliers, misses, width, eps, threshold,
+    MODE: tl.constexpr, WHOLE: tl.constexpr, NUM_OUTLIERS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
+    HARDWARE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """TYPE: of the values, as they would have been written without codes."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    mask = lanes < width
+    if MODE >= 3:
+        gate = tl.load(x + row * 2 * width + lanes, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(x + row * 2 * width + width + lanes, mask=mask, other=0.0).to(tl.float32)
+        inner = gate
+        if MODE == 4:
+            inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        values = gate * tl.sigmoid(inner) * up
+    elif MODE == 2:
+        total = tl.load(x + row * width + lanes, mask=mask, other=0.0)
+        total += tl.load(residual + row * width + lanes, mask=mask, other=0.0)
+        tl.store(residual_out + row * width + lanes, total, mask=mask)
+        values = total.to(tl.float32)
+    else:
+        values = tl.load(x + row * width + lanes, mask=mask, other=0.0).to(tl.float32)
+    factor = 1.0
+    if MODE == 1 or MODE == 2:
+        factor = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
+        values = values * factor * tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
+    values = values.to(TYPE).to(tl.float32)
+    if NUM_OUTLIERS > 0:
+        kept = tl.load(marks + lanes, mask=mask, other=0) != 0
+        slot = tl.arange(0, NUM_OUTLIERS)
+        column = tl.load(columns + slot)
+        exists = column >= 0
+        column = tl.maximum(column, 0)
+        if MODE >= 3:
+            gate = tl.load(x + row * 2 * width + column, mask=exists, other=0.0).to(tl.float32)
+            up = tl.load(x + row * 2 * width + width + column, mask=exists, other=0.0).to(tl.float32)
+            inner = gate
+            if MODE == 4:
+                inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+            one = gate * tl.sigmoid(inner) * up
+        else:
+            if MODE == 2:
+                both = tl.load(x + row * width + column, mask=exists, other=0.0)
+                both += tl.load(residual + row * width + column, mask=exists, other=0.0)
+                one = both.to(tl.float32)
+            else:
+                one = tl.load(x + row * width + column, mask=exists, other=0.0).to(tl.float32)
+            if MODE == 1 or MODE == 2:
+                one = one * factor * tl.load(weight + column, mask=exists, other=0.0).to(tl.float32)
+        one = tl.minimum(tl.maximum(one.to(TYPE).to(tl.float32), -65504.0), 65504.0)  # what float16 holds
+        tl.store(outliers + row * NUM_OUTLIERS + slot, one.to(outliers.dtype.element_ty))
+        values = tl.where(kept, 0.0, values)
+    LIMIT: tl.constexpr = 127.0 if WHOLE else 448.0
+    if GROUP == 0:
+        largest = tl.max(tl.abs(values), axis=0)
+        if NUM_OUTLIERS > 0:
+            tl.atomic_add(misses, (largest > threshold).to(tl.int32), sem="relaxed")
+        scale = tl.maximum(largest, 1e-30) / LIMIT
+        tl.store(scales + row, scale)
+        quotient = values / scale
+    else:
+        grouped = tl.reshape(values, [BLOCK // GROUP, GROUP])
+        scale = tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-30) / LIMIT
+        group = tl.arange(0, BLOCK // GROUP)
+        tl.store(scales + row * (width // GROUP) + group, scale, mask=group < width // GROUP)
+        quotient = tl.reshape(grouped / scale[:, None], [BLOCK])
+    if WHOLE:
+        # Adding and taking away three halves of 2 ** 23 rounds to the nearest even whole number.
+        quotient = (quotient + 12582912.0) - 12582912.0
+    quotient = tl.minimum(tl.maximum(quotient, -LIMIT), LIMIT)
+    if WHOLE:
+        coded = quotient.to(tl.int8).to(tl.uint8, bitcast=True)
+    elif HARDWARE:
+        coded = quotient.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        coded = e4m3_codes(quotient).to(tl.uint8)
+    tl.store(codes + row * width + lanes, coded, mask=mask)
+
+
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def quantise_rows(
+    x: torch.Tensor,
+    code: str,
+    *,
+    mode: int = PLAIN,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    kept: OutlierColumns | None = None,
+    group: int = 0,
+) -> tuple[QuantRows, torch.Tensor | None]:
+    """Codes of x, of its norm, of the norm of its sum with residual, or of a gate's product; and that sum.
+
+    code: "int8" or "fp8". group: neighbours with a scale of their own, which divide K; 0: a row has one
+    Shapes: x [M, K], of a gate [M, 2K]; weight [K]; residual [M, K] -> (codes of [M, K], new residual [M, K] | None)
+    Mutates: kept.misses
+    """
+    x = x.contiguous()
+    rows = x.shape[0]
+    width = x.shape[1] // (2 if mode >= SILU else 1)
+    codes = torch.empty(rows, width, dtype=torch.int8 if code == "int8" else torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, width // group if group else 1, dtype=torch.float32, device=x.device)
+    total = torch.empty_like(x) if mode == ADD_NORM else None
+    outliers = None
+    if kept is not None:
+        outliers = torch.empty(rows, kept.columns.shape[0], dtype=kept.dtype, device=x.device)
+    if rows:
+        block = max(16, triton.next_power_of_2(width))
+        _quantise_kernel[(rows,)](
+            x, x if residual is None else residual.contiguous(), x if weight is None else weight,
+            codes.view(torch.uint8), scales,
+            x if total is None else total,
+            x if kept is None else kept.is_outlier, x if kept is None else kept.columns,
+            x if outliers is None else outliers, x if kept is None else kept.misses,
+            width, eps, 0.0 if kept is None else kept.threshold,
+            mode, code == "int8", 0 if kept is None else kept.columns.shape[0], block, _TYPES[x.dtype],
+            converts_fp8(x.device), group,
+            num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip
+    return QuantRows(codes, scales, outliers), total

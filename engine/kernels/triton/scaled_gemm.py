@@ -1,0 +1,127 @@
+"""Codes of activations times codes of weights on eight-bit matrix units, in int8 or E4M3, with outlier columns beside.
+
+Whole numbers are summed exactly in int32. The loop over K goes on over the outlier columns, in 16 bits, into the same
+accumulators once they are scaled: one kernel, one write of the output. Scales are a row's, or of blocks of 128.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scaled_gemm_kernel(
+    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, rows, columns, depth,
+    WHOLE: tl.constexpr, BLOCKS: tl.constexpr, NUM_OUTLIERS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_O: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """BLOCKS: whether scales are of blocks of BLOCK_K, [rows, K / BLOCK_K] of either side, else of rows."""
+    row_tiles = tl.cdiv(rows, BLOCK_M)
+    column_tiles = tl.cdiv(columns, BLOCK_N)
+    # Neighbouring programs share tiles of both sides in the cache.
+    tile = tl.program_id(0)
+    in_group = GROUP_M * column_tiles
+    first_row = tile // in_group * GROUP_M
+    height = tl.minimum(row_tiles - first_row, GROUP_M)
+    m = (first_row + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    safe_m = tl.minimum(m, rows - 1).to(tl.int64)
+    safe_n = tl.minimum(n, columns - 1).to(tl.int64)
+    lanes = tl.arange(0, BLOCK_K)
+    a_at = a + safe_m[:, None] * depth + lanes[None, :]
+    w_at = w + safe_n[None, :] * depth + lanes[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    counts = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+    blocks = tl.cdiv(depth, BLOCK_K)
+    for block in range(blocks):
+        if EVEN:
+            a_tile = tl.load(a_at)
+            w_tile = tl.load(w_at)
+        else:
+            left = depth - block * BLOCK_K
+            a_tile = tl.load(a_at, mask=(lanes < left)[None, :], other=0.0)
+            w_tile = tl.load(w_at, mask=(lanes < left)[:, None], other=0.0)
+        if WHOLE:
+            counts = tl.dot(a_tile, w_tile, counts, out_dtype=tl.int32)
+        elif BLOCKS:
+            part = tl.dot(a_tile, w_tile, out_dtype=tl.float32)
+            a_scale = tl.load(a_scales + safe_m * blocks + block)
+            w_scale = tl.load(w_scales + safe_n * blocks + block)
+            total += part * (a_scale[:, None] * w_scale[None, :])
+        else:
+            total = tl.dot(a_tile, w_tile, total, out_dtype=tl.float32)
+        a_at += BLOCK_K
+        w_at += BLOCK_K
+    if not BLOCKS:
+        if WHOLE:
+            total = counts.to(tl.float32)
+        total *= tl.load(a_scales + safe_m)[:, None] * tl.load(w_scales + safe_n)[None, :]
+    if NUM_OUTLIERS > 0:
+        slots = tl.arange(0, BLOCK_O)
+        for first in tl.static_range(0, NUM_OUTLIERS, BLOCK_O):
+            kept = tl.load(a_outliers + safe_m[:, None] * NUM_OUTLIERS + (first + slots)[None, :])
+            beside = tl.load(w_outliers + safe_n[None, :] * NUM_OUTLIERS + (first + slots)[:, None])
+            total = tl.dot(kept, beside, total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + safe_n).to(tl.float32)[None, :]
+    mask = (m < rows)[:, None] & (n < columns)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTiles:
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    group_m: int = 8
+
+
+def scaled_gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    a_scales: torch.Tensor,
+    w_scales: torch.Tensor,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    a_outliers: torch.Tensor | None = None,
+    w_outliers: torch.Tensor | None = None,
+    tiles: ScaledTiles | None = None,
+) -> torch.Tensor:
+    """The product of codes, times both multipliers, plus that of the outlier columns and the bias.
+
+    Shapes: a [M, K] and w [N, K], both int8 or both E4M3; a_scales [M, 1] and w_scales [N, 1], or [M, K/128] and
+        [N, K/128] of E4M3; a_outliers [M, k] and w_outliers [N, k], k a power of two from 16 on -> [M, N] in dtype
+    """
+    rows, depth = a.shape
+    columns = w.shape[0]
+    blocks = a_scales.shape[1] > 1
+    tiles = tiles or scaled_tiles(rows, columns)
+    block_k = 128 if blocks else tiles.block_k
+    out = torch.empty(rows, columns, dtype=dtype, device=a.device)
+    kept = 0 if a_outliers is None else a_outliers.shape[1]
+    grid = (triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n),)
+    _scaled_gemm_kernel[grid](
+        a, w, a_scales, w_scales, a if a_outliers is None else a_outliers, a if w_outliers is None else w_outliers,
+        a if bias is None else bias, out, rows, columns, depth,
+        a.dtype == torch.int8, blocks, kept, bias is not None, depth % block_k == 0,
+        tiles.block_m, tiles.block_n, block_k, min(64, max(16, kept)), tiles.group_m,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+def scaled_tiles(rows: int, columns: int) -> ScaledTiles:
+    if rows <= 16:
+        return ScaledTiles(16, 64, 256, 4, 4)
+    if rows <= 64:
+        return ScaledTiles(64, 64, 128, 4, 4)
+    if rows <= 256:
+        return ScaledTiles(128, 128, 128, 8, 4)
+    return ScaledTiles(128, 256, 128, 8, 3)
