@@ -55,24 +55,38 @@ def refuse_foreign(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(4)
         if path.suffix in _PICKLE_SUFFIXES or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
-            raise _pickle(path.name)
+            raise pickle_refusal(path.name)
         if path.suffix in _ARCHIVE_SUFFIXES or head == b"PK\x03\x04":
-            raise UnsupportedFormat(f"{path.name} is an archive.", "Unpack it and import the folder or the .gguf file.")
+            raise UnsupportedFormat(
+                f"{path.name} is an archive.",
+                "Unpack it and import the folder or the .gguf file; only tar, tar.gz, tar.xz and tar.bz2 are read.",
+            )
         return
     if not path.is_dir():
         raise UnsupportedFormat(f"{path} is neither a file nor a folder.", "Import a .gguf file or a folder.")
     for entry in path.iterdir():
         _require_printable(entry)
     names = [entry.name for entry in path.iterdir() if entry.is_file()]
-    pickles = sorted(name for name in names if Path(name).suffix in _PICKLE_SUFFIXES and name != "training_args.bin")
+    pickles = sorted(filter(is_pickle, names))
     if pickles and not any(name.endswith(".safetensors") for name in names):
-        raise _pickle(pickles[0])
+        raise pickle_refusal(pickles[0])
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if ggufs and "config.json" not in names:
         raise UnsupportedFormat(
             f"{path.name} is a folder of {len(ggufs)} GGUF file{'s' if len(ggufs) > 1 else ''}.",
             f"Import one of them: {path / ggufs[0]}",
         )
+
+
+def is_pickle(name: str) -> bool:
+    """By its suffix."""
+    return Path(name).suffix in _PICKLE_SUFFIXES and name != "training_args.bin"
+
+
+def is_wanted(name: str) -> bool:
+    """Whether a file of this name can belong to a checkpoint that is kept."""
+    lowered = name.lower()
+    return name in _TEXT_FILES or lowered.startswith(_LICENCE_PREFIXES) or name.endswith((".safetensors", ".gguf"))
 
 
 def _require_printable(path: Path) -> None:
@@ -89,19 +103,26 @@ def files_of(spec: ModelSpec, path: Path) -> tuple[SourceFile, ...]:
     if spec.format is CheckpointFormat.GGUF:
         parts = sorted({Path(name) if Path(name).is_absolute() else path.parent / name for name in spec.files})
         return tuple(_source(part, part.name) for part in parts or [path])
-    names = {Path(name).name for name in spec.files}
-    for entry in path.iterdir():
+    names = {Path(name).name for name in spec.files} | small_files(path)
+    return tuple(_source(path / name, name) for name in sorted(names))
+
+
+def small_files(folder: Path) -> set[str]:
+    """Names of the known small files of a folder, those of sentence-transformers' steps included."""
+    names = set()
+    for entry in folder.iterdir():
         if entry.is_file() and (entry.name in _TEXT_FILES or entry.name.lower().startswith(_LICENCE_PREFIXES)):
             names.add(entry.name)
         elif entry.is_dir() and _STEP_FOLDER.fullmatch(entry.name) and (entry / "config.json").is_file():
             names.add(f"{entry.name}/config.json")
-    return tuple(_source(path / name, name) for name in sorted(names))
+    return names
 
 
 def licence_text(path: Path) -> str | None:
-    """The text of a licence file in a checkpoint's folder; None where there is none."""
+    """The text of a licence file in a checkpoint's folder, or beside a .gguf file that shares its folder with nothing
+    else; None where there is none."""
     folder = path if path.is_dir() else path.parent
-    if not path.is_dir():
+    if not path.is_dir() and not all(entry.suffix == ".gguf" or is_wanted(entry.name) for entry in folder.iterdir()):
         return None  # files beside a lone GGUF need not be about it
     for entry in sorted(folder.iterdir()):
         if entry.is_file() and entry.name.lower().startswith(_LICENCE_PREFIXES):
@@ -114,7 +135,7 @@ def _source(path: Path, relative: str) -> SourceFile:
     return SourceFile(path, relative, path.stat().st_size)
 
 
-def _pickle(name: str) -> UnsupportedFormat:
+def pickle_refusal(name: str) -> UnsupportedFormat:
     return UnsupportedFormat(
         f"{name} is a pickle checkpoint: loading one runs whatever code it holds.",
         "Convert it to safetensors or GGUF where it came from, and import that.",
