@@ -228,6 +228,44 @@ class StoredResponse(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
 
 
+class UploadedFile(Base):
+    """Owner: daemon.batches. What a client uploaded or a batch wrote; the content lies in the state folder."""
+
+    __tablename__ = "files"
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    purpose: Mapped[str] = mapped_column(Text)
+    filename: Mapped[str] = mapped_column(Text)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class Batch(Base):
+    """Owner: daemon.batches. moments_json: when it entered each state."""
+
+    __tablename__ = "batches"
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    key_id: Mapped[str] = mapped_column(Text)
+    endpoint: Mapped[str] = mapped_column(Text)
+    input_file_id: Mapped[str] = mapped_column(Text)
+    output_file_id: Mapped[str | None] = mapped_column(Text)
+    error_file_id: Mapped[str | None] = mapped_column(Text)
+    completion_window: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(Text, index=True)
+    total: Mapped[int] = mapped_column(server_default=text("0"))
+    completed: Mapped[int] = mapped_column(server_default=text("0"))
+    failed: Mapped[int] = mapped_column(server_default=text("0"))
+    errors_json: Mapped[str] = mapped_column(Text, server_default="[]")
+    metadata_json: Mapped[str] = mapped_column(Text, server_default="{}")
+    moments_json: Mapped[str] = mapped_column(Text, server_default="{}")
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
 class EventRow(Base):
     """Owner: daemon.events. Every change of state, once."""
 
