@@ -6,4 +6,5 @@ REVISIONS = (
     "0003_key_rotation",
     "0004_model_aliases",
     "0005_stored_responses",
+    "0006_batches",
 )
