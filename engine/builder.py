@@ -25,6 +25,7 @@ from engine.quantize.on_load import rounding_of
 from engine.spec import read_spec
 from engine.spec.adapter_spec import named, read_adapter
 from engine.spec.model_spec import ModelSpec
+from engine.speculative.loading import load_draft_model
 from engine.text import load_text
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,6 +91,9 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
             f"A context of {config.max_context_tokens:,} tokens was asked for; {spec.name} was made for "
             f"{spec.max_context_tokens:,}, which is used."
         )
+    drafters = []
+    if config.draft_model_path:  # before the pages are counted: it takes its memory first
+        drafters.append(load_draft_model(config, spec, device, dtype, kv_dtype, max_context, progress))
     num_large = _num_large_pages(config, spec, layout, kv_dtype, max_context, device)
     progress("allocating", 0, num_large * layout.large_page_elements * kv_dtype.itemsize)
     core = EngineCore(
@@ -107,6 +111,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         swap_bytes=_swap_bytes(config, layout, kv_dtype),
         grammars=GrammarCompiler(lambda: load_text(spec), spec.vocab_size),
     )
+    core.scheduler.speculation.drafters += drafters
     # What loading made lives as long as the process: keep the collector from walking it in the middle of a step.
     gc.collect()
     gc.freeze()
