@@ -101,6 +101,17 @@ def build_bayard() -> None:
         done = subprocess.run(pip_command("--no-deps", TRITON), check=False)
         if done.returncode:
             print(f"    {TRITON} could not be installed: the tests that need it are skipped", flush=True)
+    install_clients()
+
+
+def install_clients() -> None:
+    """Other makers' clients, for the conformance tests: without them these are skipped, saying so."""
+    import tomllib  # not there in the older Pythons that main() turns away
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    say("the clients of the conformance tests")
+    if subprocess.run(pip_command(*extras["conformance"]), check=False).returncode:
+        print("    they could not be installed: the tests that need them are skipped", flush=True)
 
 
 def has_module(name: str) -> bool:
