@@ -1,6 +1,14 @@
 // Which kernels run: found once, or forced by name.
 #include "dispatch.h"
 
+#if defined(BAYARD_X86)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstring>
 
 #include "bayard_cpu.h"
@@ -17,6 +25,7 @@ void bayard_fill_attention_avx2(KernelTable*);
 void bayard_fill_linear_avx512(KernelTable*);
 void bayard_fill_vector_avx512(KernelTable*);
 void bayard_fill_attention_avx512(KernelTable*);
+void bayard_fill_linear_amx(KernelTable*);
 #endif
 }
 
@@ -45,6 +54,27 @@ void fill_avx2(KernelTable* t) {
   bayard_fill_vector_avx2(t);
   bayard_fill_attention_avx2(t);
 }
+// CPUID leaf 7: tiles and their int8 products. Linux gives the tile registers to a process that asks for them.
+bool has_amx() {
+#if defined(BAYARD_EMULATED_TILES)
+  return has_avx512();  // a test's build, whose tiles are plain C++
+#endif
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d & (1u << 24)) || !(d & (1u << 25))) return false;
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return allowed;
+#else
+  return false;
+#endif
+}
+void fill_amx(KernelTable* t) {
+  bayard_fill_linear_amx(t);
+  bayard_fill_vector_avx512(t);
+  bayard_fill_attention_avx512(t);
+}
 void fill_avx512(KernelTable* t) {
   bayard_fill_linear_avx512(t);
   bayard_fill_vector_avx512(t);
@@ -64,6 +94,7 @@ const Level kLevels[] = {
 #if defined(BAYARD_X86)
     {"avx2", has_avx2, fill_avx2},
     {"avx512", has_avx512, fill_avx512},
+    {"amx", has_amx, fill_amx},
 #endif
 };
 const char* const kKnown[] = {"scalar", "avx2", "avx512", "amx"};

@@ -43,8 +43,9 @@ struct LinearArgs {
   const BlockMeta* xmeta;    // int8: row m at xmeta + m * k_blocks
 };
 
-// One tile (16 weight rows) times m_count (1..kMaxRows) activation rows from m -> out[row][16], not yet biased.
-enum { kMaxRows = 8 };
+// One tile (16 weight rows) times m_count (1..the table's rows_*) activation rows from m -> out[row][16], not yet
+// biased. kMaxRows is the most that any instruction set takes at once.
+enum { kMaxRows = 32 };
 typedef void (*LinearTileFn)(const LinearArgs* args, int64_t tile, int64_t m, int m_count, float* out);
 
 struct AttentionArgs {
@@ -83,6 +84,7 @@ struct KernelTable {
   const char* name;
   LinearTileFn linear_exact[BAYARD_KINDS];
   LinearTileFn linear_int8[BAYARD_KINDS];   // null where the kind has no integer form
+  int rows_exact, rows_int8;                // activation rows a call of the two takes at most
   void (*quantise_row)(const float* x, int64_t k, int8_t* q, BlockMeta* meta);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int64_t k, float* out);
   void (*add_row)(const float* a, const float* b, int64_t k, float* out);

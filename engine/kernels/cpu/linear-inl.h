@@ -117,7 +117,7 @@ inline void tile_rows(const LinearArgs* a, const uint8_t* tile, int64_t row, flo
   }
 }
 
-// At most kMaxRows rows: as many at once as registers hold, then the rest in halves.
+// At most 8 rows: as many at once as registers hold, then the rest in halves.
 template <class Mode, class F>
 void linear_tile(const LinearArgs* a, int64_t tile, int64_t row, int count, float* out) {
   const uint8_t* w = a->weight + tile * a->tile_bytes;
@@ -130,6 +130,7 @@ void linear_tile(const LinearArgs* a, int64_t tile, int64_t row, int count, floa
 }
 
 void fill_linear(KernelTable* t) {
+  t->rows_exact = t->rows_int8 = 8;
   t->linear_exact[BAYARD_F32] = linear_tile<FloatMode, F32>;
   t->linear_exact[BAYARD_F16] = linear_tile<FloatMode, F16>;
   t->linear_exact[BAYARD_BF16] = linear_tile<FloatMode, Bf16>;

@@ -82,14 +82,15 @@ Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items
   // the piece's tiles pass it.
   Cut c = {};
   c.tiles = (op.weight->n + kTileRows - 1) / kTileRows;
-  c.strip = std::max<int64_t>(1, kStripBytes / (kMaxRows * prepared_row_bytes(op))) * kMaxRows;
+  c.rows = integer(op) ? kernels().rows_int8 : kernels().rows_exact;
+  c.strip = std::max<int64_t>(1, kStripBytes / (c.rows * prepared_row_bytes(op))) * c.rows;
   const int64_t cached = kPieceBytes / tile_bytes(op.weight->kind, op.weight->k);
   c.chunk = std::min(piece(team, c.tiles, 1), std::max<int64_t>(1, cached));
   c.chunks = (c.tiles + c.chunk - 1) / c.chunk;
   // Few tiles for many threads: the rows are divided too.
   c.bands = 1;
   while (c.items() < least_items && c.bands * 2 * c.strip <= m) c.bands *= 2;
-  c.band = ((m + c.bands - 1) / c.bands + kMaxRows - 1) / kMaxRows * kMaxRows;
+  c.band = ((m + c.bands - 1) / c.bands + c.rows - 1) / c.rows * c.rows;
   return c;
 }
 
@@ -113,8 +114,8 @@ void multiply(const BayardLinear& op, const Prepared& p, const Cut& c, int64_t i
     const int64_t s1 = std::min(m1, s0 + c.strip);
     for (int64_t t = t0; t < t1; t++) {
       const int count = static_cast<int>(std::min<int64_t>(kTileRows, w.n - t * kTileRows));
-      for (int64_t row = s0; row < s1; row += kMaxRows) {
-        const int rows = static_cast<int>(std::min<int64_t>(kMaxRows, s1 - row));
+      for (int64_t row = s0; row < s1; row += c.rows) {
+        const int rows = static_cast<int>(std::min<int64_t>(c.rows, s1 - row));
         tile(&args, t, first + row, rows, values);
         for (int i = 0; i < rows; i++) finish(op, residual, out, row + i, t * kTileRows, count, values + i * kTileRows);
       }

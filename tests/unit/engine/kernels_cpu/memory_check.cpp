@@ -184,7 +184,7 @@ std::vector<float> everything(const char* isa) {
   for (const Kind& kind : kKinds)
     for (int n : {1, 16, 19}) {
       const int k = kind.block_elements == 1 ? 33 : kind.block_elements == 32 ? 96 : 512;
-      for (int m : {1, 3, 8, 13}) check_linear(isa, kind, n, k, m, &all);
+      for (int m : {1, 3, 8, 13, 37}) check_linear(isa, kind, n, k, m, &all);
     }
   for (int type : {BAYARD_F32, BAYARD_F16, BAYARD_BF16})
     for (int dim : {16, 64, 80}) {
