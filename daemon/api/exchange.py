@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -52,6 +52,7 @@ class Exchange:
     _send: Send
     services: Services
     principal: Principal | None = None
+    origin: str = "http"  # "batch": a line of a batch
     path_tail: str = ""  # what follows the route's prefix, percent-decoded once
     request_id: str = field(default_factory=lambda: "req_" + secrets.token_hex(12))
     dialect: Dialect = Dialect.OPENAI  # of its errors
@@ -140,12 +141,14 @@ class Exchange:
             )
 
     async def _read_body(self) -> bytes:
-        most = self.services.settings.limits.max_body_bytes
+        return b"".join([chunk async for chunk in self.chunks(self.services.settings.limits.max_body_bytes)])
+
+    async def chunks(self, most: int) -> AsyncGenerator[bytes, None]:
+        """The body as it comes, never more than most bytes of it. Raises: RouteRefusal, ClientGone"""
         told = self.header(b"content-length")
         if told is not None and told.isdigit() and int(told) > most:
             await self._discard()
             raise too_large(int(told), most)
-        chunks: list[bytes] = []
         size = 0
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -162,12 +165,11 @@ class Exchange:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size > most:
-                chunks.clear()
                 await self._discard()
                 raise too_large(size, most)
-            chunks.append(chunk)
+            yield chunk
             if not message.get("more_body", False):
-                return b"".join(chunks)
+                return
 
     async def _discard(self) -> None:
         """Read on for a bounded while: a client that is still sending would lose the answer to a reset."""

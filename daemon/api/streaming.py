@@ -62,7 +62,7 @@ async def answer_stream(
 
 async def _open(exchange: Exchange, request: GenerationRequest) -> Generation:
     assert exchange.principal is not None
-    return await exchange.services.serving.open(request, exchange.principal, origin="http")
+    return await exchange.services.serving.open(request, exchange.principal, origin=exchange.origin)
 
 
 async def _whole(

@@ -47,7 +47,7 @@ class LiveRequest:
     tenant: str
     key_prefix: str
     model: str
-    origin: str  # "http", "grpc"
+    origin: str  # "http", "grpc", "batch"
     stream: bool
     cancel: Callable[[], Awaitable[None]]  # ends it on an operator's word
     cancelled: bool = False

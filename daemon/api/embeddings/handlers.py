@@ -29,7 +29,7 @@ async def rerank_documents(exchange: Exchange) -> None:
 
 async def embed(exchange: Exchange, asked: EmbeddingRequest) -> Embedded:
     assert exchange.principal is not None
-    return await exchange.services.embedding.embed(asked, exchange.principal, origin="http")
+    return await exchange.services.embedding.embed(asked, exchange.principal, origin=exchange.origin)
 
 
 async def _embeddings(exchange: Exchange, asked: request.EmbeddingsAsked) -> None:

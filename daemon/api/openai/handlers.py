@@ -78,7 +78,7 @@ async def until_client_gone(exchange: Exchange, work: Any) -> None:
 
 async def _open(exchange: Exchange, request: GenerationRequest) -> Generation:
     assert exchange.principal is not None
-    return await exchange.services.serving.open(request, exchange.principal, origin="http")
+    return await exchange.services.serving.open(request, exchange.principal, origin=exchange.origin)
 
 
 async def _write_events(stream: SseStream, generation: Generation, request: GenerationRequest) -> None:

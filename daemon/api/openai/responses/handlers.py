@@ -83,7 +83,7 @@ class _Answer:
     async def whole(self) -> None:
         writer: ResponseWriter | None = None
         serving = self._exchange.services.serving
-        async with await serving.open(self._request, self._principal, origin="http") as generation:
+        async with await serving.open(self._request, self._principal, origin=self._exchange.origin) as generation:
             writer = ResponseWriter(generation.id, generation.created, self._body)
             async for event in generation:
                 match event:
@@ -114,7 +114,7 @@ class _Answer:
 
     async def _write_events(self, stream: SseStream) -> None:
         serving = self._exchange.services.serving
-        async with await serving.open(self._request, self._principal, origin="http") as generation:
+        async with await serving.open(self._request, self._principal, origin=self._exchange.origin) as generation:
             writer = self._writer = ResponseWriter(generation.id, generation.created, self._body)
             async for event in generation:
                 match event:
