@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,20 +47,23 @@ class Router:
         self._texts: dict[str, asyncio.Future[TextPipeline]] = {}  # by model path
         self.views: Callable[[], list[WorkerView]] = list
         self.imported: Callable[[], Collection[str]] = tuple
+        self.aliases: Callable[[], Mapping[str, str]] = dict  # the model that each other name means
 
     def models(self) -> list[str]:
         """Names that can be asked for now, sorted."""
-        return sorted(self._replicas)
+        aliases = (alias for alias, model in self.aliases().items() if model in self._replicas)
+        return sorted({*self._replicas, *aliases})
 
     def replica_for(self, model: str) -> Replica:
         """The replica with the fewest requests in flight.
 
         Raises: NotReady while one is on its way; ModelNotFound for a name no wanted worker serves.
         """
+        model = self.aliases().get(model, model)
         replicas = self._replicas.get(model)
         if replicas:
             return replicas[0] if len(replicas) == 1 else min(replicas, key=lambda replica: replica.client.inflight)
-        views = [view for view in self.views() if view.model == model]
+        views = [view for view in self.views() if model in (view.model, *(a.name for a in view.config.adapters))]
         if views:
             raise _not_ready(model, views)
         if model in self.imported():

@@ -25,9 +25,12 @@ def group() -> None:
 
 @app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A .gguf file, or a Hugging Face folder.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A .gguf file, a Hugging Face folder, or a LoRA folder of PEFT.")
+    ],
     name: Annotated[str | None, typer.Option(help="What clients call it; else made from the file's name.")] = None,
     link: Annotated[bool, typer.Option("--link", help="Use the files where they lie instead of copying them.")] = False,
+    base: Annotated[str | None, typer.Option(help="Of a LoRA adapter: the imported model that it runs on.")] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -37,7 +40,7 @@ def import_(
     from daemon.commands.progress import ProgressLine, follow
 
     path = path.expanduser().absolute()
-    body = {"path": str(path), "name": name, "link": link}
+    body = {"path": str(path), "name": name, "link": link, "base": base}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             result = follow(reach.admin, reach.admin.post("imports", body)["item"])
@@ -47,7 +50,7 @@ def import_(
             line = ProgressLine()
             try:
                 record = parts.models.import_model(
-                    path, name, link, lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes)
+                    path, name, link, lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes), base=base
                 )
             finally:
                 line.clear()
@@ -79,7 +82,7 @@ def list_(
             parts = reach.parts()
             plans = parts.plans.all()
             items = [
-                model_item(record, [plan.name for plan in plans if plan.profile_of(record.name)])
+                model_item(record, [plan.name for plan in plans if record.name in plan.names])
                 for record in parts.models.all()
             ]
     if as_json:
@@ -213,13 +216,15 @@ def model_item(record: Any, plans: list[str]) -> dict[str, Any]:
         "served": False,
         "plans": plans,
         "files": [{"path": f.path, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in record.files],
+        "base": record.base,
     }
 
 
 def _summary(item: dict[str, Any]) -> str:
     from daemon.planning.units import human_bytes, human_tokens
 
+    kind = f"adapter of {item['base']}" if item["base"] else item["architecture"]
     return (
-        f"{item['architecture']}, {item['num_parameters'] / 1e6:,.0f} M parameters in {item['source_dtype']}, "
+        f"{kind}, {item['num_parameters'] / 1e6:,.0f} M parameters in {item['source_dtype']}, "
         f"{human_bytes(item['weight_bytes'])}, context {human_tokens(item['max_context_tokens'])}"
     )

@@ -13,6 +13,9 @@ class ModelState(StrEnum):
     DAMAGED = "damaged"  # verify found a file that is not what was imported
 
 
+ADAPTER_FORMAT = "lora"  # ModelRecord.format of what runs on a base; else a CheckpointFormat
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     path: str  # relative to the model's folder
@@ -37,6 +40,25 @@ class ModelRecord:
     verified_at: datetime | None
     files: tuple[FileRecord, ...]
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str | None:
+        """The model that an adapter runs on; None for a model of its own."""
+        found = self.details.get("base")
+        return found if isinstance(found, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an import learns from headers."""
+
+    format: str
+    architecture: str
+    num_parameters: int
+    weight_bytes: int
+    max_context_tokens: int
+    source_dtype: str
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,18 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from daemon.events import EventLog
+from daemon.models.adapters import adapter_facts, adapter_files, base_of
 from daemon.models.checkpoint_files import SourceFile, files_of, licence_text, refuse_foreign
 from daemon.models.copying import Cancelled, Report, Transfer, fsync_folder
 from daemon.models.naming import check_model_name, folder_of, name_from_path
-from daemon.models.record import FileRecord, ImportProgress, ModelRecord, ModelState
+from daemon.models.record import FileRecord, ImportProgress, ModelFacts, ModelRecord, ModelState
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.store.schema import Model, ModelFile
 from daemon.store.session import Store
-from engine.errors import Conflict, ModelNotFound, StoreError
+from engine.errors import Conflict, InvalidParameter, ModelNotFound, StoreError
 from engine.spec import read_spec
+from engine.spec.adapter_spec import is_adapter, read_adapter
 from engine.spec.model_spec import CheckpointFormat, ModelSpec
 
 _PARTIAL = ".partial"
@@ -53,7 +55,13 @@ class ModelRegistry:
         self._busy: set[str] = set()
         self._busy_lock = threading.Lock()
         self.on_imported: Callable[[ModelRecord, ModelSpec], None] = lambda record, spec: None
+        self.on_adapter: Callable[[ModelRecord], None] = lambda record: None  # the same of an adapter
         self.users_of: Callable[[str], list[str]] = lambda name: []
+
+    @property
+    def folder(self) -> Path:
+        """Where copies of models are kept."""
+        return self._folder
 
     def all(self) -> Sequence[ModelRecord]:
         return self._store.read_sync(_all)
@@ -75,16 +83,18 @@ class ModelRegistry:
         link: bool = False,
         report: Report = no_report,
         cancelled: Cancelled = never_cancelled,
+        base: str | None = None,
     ) -> ModelRecord:
-        """Check, hash and take in a checkpoint; it is visible only when all of that is done.
+        """Check, hash and take in a checkpoint or an adapter; it is visible only when all of that is done.
 
+        base: the imported model that an adapter runs on; None: the one it names itself
         Raises: UnsupportedFormat, NotFound, InvalidParameter; Conflict for a name that is taken or when cancelled;
         StoreError for a disk that is full or a file that changes meanwhile.
         """
         path = path.expanduser().absolute()
         report(ImportProgress("checking", path.name, 0, 0))
         refuse_foreign(path)
-        spec = read_spec(path)
+        files, _, _ = self._looked_at(path, base)
         chosen = check_model_name(name) if name is not None else name_from_path(path)
         with self._reserved(chosen):
             if chosen in self.names():
@@ -92,21 +102,37 @@ class ModelRegistry:
                     f"there is a model {chosen} already.",
                     f"Give another with --name, or `bayard models delete {chosen}`.",
                 )
-            files = files_of(spec, path)
             total_bytes = sum(file.size_bytes for file in files)
             if link:
                 records = Transfer("hashing", total_bytes, report, cancelled).hash_files(files)
                 place = path.resolve()
             else:
                 records, place = self._copy(chosen, path, files, total_bytes, report, cancelled)
-            spec = read_spec(place)  # what is kept, not what was looked at first
-            record = self._insert(chosen, spec, place, link, records, licence_text(path))
+            _, facts, spec = self._looked_at(place, base)  # what is kept, not what was looked at first
+            record = self._insert(chosen, facts, place, link, records, licence_text(path))
         how = "linked in place" if link else "copied"
         self._events.publish(
             "model", chosen, None, record.state.value, f"imported from {path}, {how}", size_bytes=total_bytes
         )
-        self.on_imported(record, spec)
+        if spec is None:
+            self.on_adapter(record)
+        else:
+            self.on_imported(record, spec)
         return record
+
+    def adapters_of(self, name: str) -> list[ModelRecord]:
+        """The imported adapters of a base, by name."""
+        return [record for record in self.all() if record.base == name]
+
+    def _looked_at(self, path: Path, base: str | None) -> tuple[tuple[SourceFile, ...], ModelFacts, ModelSpec | None]:
+        """What lies at a path: its files, what its headers say, and no spec for an adapter. Raises: as import_model."""
+        if is_adapter(path):
+            adapter = read_adapter(path)
+            return adapter_files(adapter, path), adapter_facts(adapter, base_of(adapter, base, self.all())), None
+        if base is not None:
+            raise InvalidParameter(f"{path.name} is no adapter, so it has no base.", "Leave --base out.", param="base")
+        spec = read_spec(path)
+        return files_of(spec, path), _facts(spec), spec
 
     def verify(
         self, name: str, report: Report = no_report, cancelled: Cancelled = never_cancelled
@@ -149,7 +175,7 @@ class ModelRegistry:
         """
         record = self.get(name)
         with self._reserved(name):
-            users = self.users_of(name)
+            users = self.users_of(name) + [f"adapter {adapter.name}" for adapter in self.adapters_of(name)]
             if users:
                 raise Conflict(
                     f"model {name} is used by {', '.join(users)}.",
@@ -190,22 +216,22 @@ class ModelRegistry:
         return records, final if path.is_dir() else final / path.name
 
     def _insert(
-        self, name: str, spec: ModelSpec, place: Path, link: bool, files: Sequence[FileRecord], licence: str | None
+        self, name: str, facts: ModelFacts, place: Path, link: bool, files: Sequence[FileRecord], licence: str | None
     ) -> ModelRecord:
         def write(session: Session) -> ModelRecord:
             row = Model(
                 name=name,
                 state=ModelState.READY.value,
-                format=spec.format.value,
-                architecture=spec.architecture,
+                format=facts.format,
+                architecture=facts.architecture,
                 path=str(place),
                 linked=link,
-                num_parameters=spec.num_parameters,
-                weight_bytes=spec.weight_bytes,
-                max_context_tokens=spec.max_context_tokens,
-                source_dtype=spec.source_dtype,
+                num_parameters=facts.num_parameters,
+                weight_bytes=facts.weight_bytes,
+                max_context_tokens=facts.max_context_tokens,
+                source_dtype=facts.source_dtype,
                 licence=licence,
-                details_json=json.dumps({"title": spec.name, "layers": len(spec.layers), "tensors": len(spec.tensors)}),
+                details_json=json.dumps(facts.details),
                 imported_at=utc_now(),
             )
             session.add(row)
@@ -249,7 +275,19 @@ class ModelRegistry:
 
 def _base(record: ModelRecord) -> Path:
     path = Path(record.path)
-    return path if record.format == CheckpointFormat.HF.value else path.parent
+    return path.parent if record.format == CheckpointFormat.GGUF.value else path
+
+
+def _facts(spec: ModelSpec) -> ModelFacts:
+    return ModelFacts(
+        format=spec.format.value,
+        architecture=spec.architecture,
+        num_parameters=spec.num_parameters,
+        weight_bytes=spec.weight_bytes,
+        max_context_tokens=spec.max_context_tokens,
+        source_dtype=spec.source_dtype,
+        details={"title": spec.name, "layers": len(spec.layers), "tensors": len(spec.tensors)},
+    )
 
 
 def _all(session: Session) -> list[ModelRecord]:

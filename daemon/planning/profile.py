@@ -14,6 +14,10 @@ from daemon.planning.budget import DeviceBudget
 from daemon.planning.strategy import Strategy
 from engine.messages import Knobs
 
+ADAPTERS = "adapters"
+# A pair stored in two bytes may be held in four; B of side-by-side projections is padded with zeros.
+_ADAPTER_WIDENING = 4
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
@@ -58,6 +62,15 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An imported LoRA adapter that the worker loads with the model."""
+
+    name: str
+    path: str
+    size_bytes: int  # as stored
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     model: str
     path: str
@@ -77,10 +90,19 @@ class Profile:
     speed: SpeedEstimate
     choices: tuple[Choice, ...] = ()
     generates: bool = True  # False: an encoder, which embeds texts and keeps no KV
+    adapters: tuple[AdapterRef, ...] = ()
 
     def with_model(self, name: str, path: str) -> Profile:
         """The same profile under the name and place a model has once it is imported."""
         return replace(self, model=name, path=path)
+
+    def with_adapters(self, adapters: tuple[AdapterRef, ...]) -> Profile:
+        """The same profile with exactly these, their memory counted."""
+        items = tuple(item for item in self.memory.items if item.name != ADAPTERS)
+        if adapters:
+            size = sum(adapter.size_bytes for adapter in adapters) * _ADAPTER_WIDENING
+            items += (MemoryItem(ADAPTERS, size, ", ".join(adapter.name for adapter in adapters)),)
+        return replace(self, adapters=adapters, memory=replace(self.memory, items=items))
 
     def to_json(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self)

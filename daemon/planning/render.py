@@ -8,7 +8,7 @@ from daemon.planning.profile import Candidate, PlanAnswer, Profile
 from daemon.planning.units import human_bytes, human_rate, human_seconds, human_tokens
 
 _BAR_WIDTH = 60
-_MARKS = "#=+%"
+_MARKS = "#=+%@"
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
@@ -86,7 +86,7 @@ def memory_picture(profile: Profile, answer: PlanAnswer) -> list[str]:
     bar = ""
     legend = []
     drawn = 0
-    for mark, item in zip(_MARKS, profile.memory.items, strict=True):
+    for mark, item in zip(_MARKS, profile.memory.items, strict=False):
         drawn += item.size_bytes
         upto = round(_BAR_WIDTH * drawn / whole)
         width = max(upto - len(bar), 1 if item.size_bytes and len(bar) < _BAR_WIDTH else 0)

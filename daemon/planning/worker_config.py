@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from daemon.planning.profile import Profile
-from engine.messages import WorkerConfig
+from engine.messages import AdapterSource, WorkerConfig
 
 # What the supervisor fills in, and what may change in a running worker.
 _NOT_SHAPE = {"worker_id", "endpoint", "heartbeat_s", "knobs"}
@@ -26,6 +26,7 @@ def worker_config(profile: Profile) -> WorkerConfig:
         max_context_tokens=profile.context_tokens,
         threads=profile.threads,
         knobs=profile.knobs,
+        adapters=tuple(AdapterSource(adapter.name, adapter.path) for adapter in profile.adapters),
     )
 
 

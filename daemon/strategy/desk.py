@@ -16,7 +16,7 @@ from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Planner, Request
-from daemon.planning.profile import PlanAnswer, Profile
+from daemon.planning.profile import AdapterRef, PlanAnswer, Profile
 from daemon.planning.rates import DeviceRates
 from daemon.planning.strategy import Strategy
 from daemon.planning.traffic import traffic_of
@@ -122,9 +122,15 @@ class PlanningDesk:
         profiles: list[Profile] = []
         for model in models:
             record = self._models.get(model)
+            if record.base is not None:
+                raise InvalidParameter(
+                    f"{model} is an adapter of {record.base}.",
+                    f"Name {record.base}: its adapters come along.",
+                    param="models",
+                )
             spec = replace(read_spec(record.path), name=record.name)
             answer = self.planner(beside=profiles).answer(spec, Request(strategy, context_tokens, users))
-            profiles.append(_chosen(answer))
+            profiles.append(self._with_adapters(_chosen(answer)))
         now = utc_now()
         plan = SavedPlan(name, strategy, OPERATOR, tuple(profiles), "", now, now)
         return self._plans.save(plan, "made by an operator")
@@ -144,11 +150,23 @@ class PlanningDesk:
             plan = mine[strategy] or SavedPlan(
                 strategy.value, strategy, AUTO, (), "kept up to date by imports", utc_now(), utc_now()
             )
-            self._plans.save(plan.with_profile(answer.chosen), f"model {record.name} was imported")
+            self._plans.save(plan.with_profile(self._with_adapters(answer.chosen)), f"model {record.name} was imported")
         if self._plans.default() is None:
             first = next((s.value for s, answer in answers.items() if answer.chosen is not None), None)
             if first is not None:
                 self._plans.set_default(first, "the first import")
+
+    def add_adapter(self, record: ModelRecord) -> None:
+        """Give a new adapter to every plan that loads its base; workers that run it start anew for that."""
+        for plan in self._plans.all():
+            profile = None if record.base is None else plan.profile_of(record.base)
+            if profile is not None:
+                self._plans.save(plan.with_profile(self._with_adapters(profile)), f"adapter {record.name} was imported")
+
+    def _with_adapters(self, profile: Profile, without: str = "") -> Profile:
+        """With all that are imported for its model."""
+        found = [record for record in self._models.adapters_of(profile.model) if record.name != without]
+        return profile.with_adapters(tuple(AdapterRef(r.name, r.path, r.weight_bytes) for r in found))
 
     def _answers(
         self, spec: ModelSpec, strategies: Sequence[Strategy], beside: Mapping[Strategy, Sequence[Profile]]
@@ -167,7 +185,9 @@ class PlanningDesk:
 
         Raises: ModelNotFound; Conflict when an operator's plan loads it, or a schedule rule needs a plan that goes.
         """
-        self._models.get(model)
+        record = self._models.get(model)
+        if record.base is not None:
+            return self._withdraw_adapter(record)
         using = [plan for plan in self._plans.all() if plan.profile_of(model) is not None]
         kept = [plan.name for plan in using if plan.origin != AUTO]
         if kept:
@@ -182,6 +202,16 @@ class PlanningDesk:
             else:
                 self._plans.delete(plan.name, even_default=True)
         return [plan.name for plan in using]
+
+    def _withdraw_adapter(self, record: ModelRecord) -> list[str]:
+        changed = []
+        for plan in self._plans.all():
+            for profile in plan.profiles:
+                if any(adapter.name == record.name for adapter in profile.adapters):
+                    rest = plan.with_profile(self._with_adapters(profile, without=record.name))
+                    self._plans.save(rest, f"adapter {record.name} is being deleted")
+                    changed.append(plan.name)
+        return changed
 
     def calibrate(
         self, seconds: float, device: str | None = None, cancelled: Callable[[], bool] = never

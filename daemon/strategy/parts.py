@@ -44,8 +44,10 @@ def build_parts(
         own_memory=lambda: own_memory(views()),
     )
     models.on_imported = desk.add_imported
-    models.users_of = lambda name: users_of(name, plans, views())
-    return StrategyParts(models, plans, Rules(store, events, settings), measurements, desk)
+    models.on_adapter = desk.add_adapter
+    aliases = Aliases(store, events)
+    models.users_of = lambda name: users_of(name, plans, views()) + [f"alias {alias}" for alias in aliases.of(name)]
+    return StrategyParts(models, aliases, plans, Rules(store, events, settings), measurements, desk)
 
 
 def own_memory(views: list[WorkerView]) -> OwnMemory:
@@ -63,6 +65,6 @@ def users_of(model: str, plans: Plans, views: list[WorkerView]) -> list[str]:
     """What keeps a model from being deleted: plans that load it, and workers that serve it."""
     found = []
     for plan in plans.all():
-        if plan.profile_of(model) is not None:
+        if model in plan.names:
             found.append(f"plan {plan.name}" + ("" if plan.origin == OPERATOR else " (automatic)"))
     return found + [f"worker {view.name} ({view.state.value})" for view in views if view.model == model]

@@ -40,6 +40,11 @@ class SavedPlan:
     def profile_of(self, model: str) -> Profile | None:
         return next((profile for profile in self.profiles if profile.model == model), None)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All that clients can ask for: its models and their adapters."""
+        return frozenset(name for p in self.profiles for name in (p.model, *(a.name for a in p.adapters)))
+
     def with_profile(self, profile: Profile) -> SavedPlan:
         """A copy with this model's profile added, or put in the place of its earlier one."""
         others = tuple(p for p in self.profiles if p.model != profile.model)
@@ -162,7 +167,7 @@ class Plans:
 
     def using(self, model: str) -> list[str]:
         """Names of the plans that load this model."""
-        return [plan.name for plan in self.all() if plan.profile_of(model) is not None]
+        return [plan.name for plan in self.all() if model in plan.names]
 
     def _unknown(self, name: str) -> NotFound:
         names = [plan.name for plan in self.all()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.errors import NotFound, UnsupportedFormat
+from engine.spec.adapter_spec import is_adapter
 from engine.spec.gguf_checkpoint import gguf_spec
 from engine.spec.gguf_header import is_gguf
 from engine.spec.hf_checkpoint import hf_spec
@@ -18,6 +19,11 @@ def read_spec(path: str | Path) -> ModelSpec:
     Blocks: for the headers only, some ten milliseconds
     """
     path = Path(path)
+    if is_adapter(path):
+        raise UnsupportedFormat(
+            f"{path.name} is an adapter and runs on its base alone.",
+            "Import it after its base, and plan the base: its adapters come along.",
+        )
     if path.is_dir():
         return hf_spec(path)
     if not path.exists():

@@ -27,7 +27,7 @@ class FileItem(Item):
 
 
 class ModelItem(Item):
-    """served: a worker answers for it now. verified_at None: not since it was imported."""
+    """served: a worker answers for it now. verified_at None: not since it was imported. base: an adapter's."""
 
     name: str
     state: str
@@ -45,6 +45,7 @@ class ModelItem(Item):
     served: bool
     plans: list[str]
     files: list[FileItem]
+    base: str | None = None
 
 
 class ModelsAnswer(Answer):
@@ -56,11 +57,15 @@ class ModelAnswer(Answer):
 
 
 class ImportBody(Body):
-    """path lies on the daemon's machine. link: use the files where they are."""
+    """path lies on the daemon's machine. link: use the files where they are.
+
+    base: the imported model that an adapter runs on, where it does not name one that is here itself.
+    """
 
     path: str
     name: str | None = None
     link: bool = False
+    base: str | None = None
 
 
 class DeletedAnswer(Answer):
@@ -90,7 +95,7 @@ async def post_import(body: ImportBody, services: Services, caller: Operator) ->
         )
 
     def work(report: Report, cancelled: Cancelled) -> dict[str, Any]:
-        record = services.models.import_model(path, body.name, body.link, report, cancelled)
+        record = services.models.import_model(path, body.name, body.link, report, cancelled, body.base)
         return {"model": record.name, "size_bytes": sum(file.size_bytes for file in record.files)}
 
     operation = services.operations.start("import", body.name or path.name, work)
@@ -145,7 +150,7 @@ def _deletion(services: AdminServices, name: str) -> Consequences:
 def _items(services: AdminServices) -> list[ModelItem]:
     plans = services.plans.all()
     return [
-        _item(services, record, [plan.name for plan in plans if plan.profile_of(record.name)])
+        _item(services, record, [plan.name for plan in plans if record.name in plan.names])
         for record in services.models.all()
     ]
 
@@ -168,4 +173,5 @@ def _item(services: AdminServices, record: ModelRecord, plans: list[str]) -> Mod
         served=record.name in services.router.models(),
         plans=plans,
         files=[FileItem(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in record.files],
+        base=record.base,
     )

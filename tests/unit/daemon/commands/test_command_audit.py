@@ -46,7 +46,7 @@ def test_changes_without_a_daemon_are_audited(settings: Settings, smollm_path: P
     found = entries(settings)
     assert {(entry.actor, entry.origin) for entry in found} == {(f"{getpass.getuser()}@command", "command")}
     assert [(entry.action, entry.subject, entry.after) for entry in found] == [
-        ("model.import", f"path:{smollm_path}", {"path": str(smollm_path), "name": "tiny", "link": True}),
+        ("model.import", f"path:{smollm_path}", {"path": str(smollm_path), "name": "tiny", "link": True, "base": None}),
         ("model.verify", "model:tiny", None),
         (
             "plan.save",
