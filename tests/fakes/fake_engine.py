@@ -123,7 +123,12 @@ class FakeEngine:
         ids: list[int] | None = None,
         logprobs: list[TokenLogprob] | None = None,
     ) -> TokenDelta:
-        usage = Usage(len(submit.prompt_token_ids), cached_tokens=3, output_tokens=written, device_s=0.5)
+        usage = Usage(
+            len(submit.prompt_token_ids),
+            cached_tokens=min(3, len(submit.prompt_token_ids)),
+            output_tokens=written,
+            device_s=0.5,
+        )
         return TokenDelta(submit.request_id, ids or [], logprobs, finish, usage=usage)
 
 
