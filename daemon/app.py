@@ -32,6 +32,7 @@ from daemon.workers.supervisor import Supervisor
 from engine.errors import BayardError, ModelNotFound
 
 if TYPE_CHECKING:
+    from daemon.models.aliases import Aliases
     from daemon.models.operations import Operations
     from daemon.models.record import ModelRecord
     from daemon.models.registry import ModelRegistry
@@ -99,6 +100,7 @@ class Appliance:
     router: Router
     supervisor: Supervisor
     models: ModelRegistry
+    aliases: Aliases
     operations: Operations
     plans: Plans
     rules: Rules
@@ -265,8 +267,11 @@ class Appliance:
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
-        self._upkeep = Upkeep(self.events, self.models.names, self.machine)
+        self._upkeep = Upkeep(self.events, self.models.names, self.machine, parts.aliases.all)
         self.router.imported = self._upkeep.imported
+        self.router.aliases = self._upkeep.aliases
+        self.tenants.admission.resolve = lambda model: self._upkeep.aliases().get(model, model)
+        self.aliases = parts.aliases
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views
         self.metrics.admission_waiting = lambda: self.tenants.admission.waiting

@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "Run the daemon in the foreground.",
     "status": "What is running, at a glance.",
     "models": "Import, list, verify and delete models.",
+    "bundle": "Models in one signed file, for sites without a network.",
     "workers": "The processes that run the models: list, restart, drain, stop, wake, kill.",
     "logs": "What a worker wrote, of this start and the one before.",
     "requests": "The requests that are here now; cancel one.",

@@ -18,11 +18,19 @@ log = structlog.get_logger("bayard.upkeep")
 
 
 class Upkeep:
-    """Owner: the Appliance. names reads the imported models' names and may block."""
+    """Owner: the Appliance. names and aliases read what the registry holds, and may block."""
 
-    def __init__(self, events: EventLog, names: Callable[[], list[str]], machine: MachineWatch) -> None:
+    def __init__(
+        self,
+        events: EventLog,
+        names: Callable[[], list[str]],
+        machine: MachineWatch,
+        aliases: Callable[[], dict[str, str]] = dict,
+    ) -> None:
         self._events = events
         self._names = names
+        self._read_aliases = aliases
+        self._aliases: dict[str, str] = {}
         self._machine = machine
         self._imported: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -31,8 +39,13 @@ class Upkeep:
         """As of the newest change: asking the store would hold up the event loop."""
         return self._imported
 
+    def aliases(self) -> dict[str, str]:
+        """As imported, of the other names."""
+        return self._aliases
+
     async def start(self) -> None:
         self._imported = await asyncio.to_thread(self._names)
+        self._aliases = await asyncio.to_thread(self._read_aliases)
         chores = {
             "follow models": self._follow_models,
             "forget events": self._forget_events,
@@ -55,6 +68,7 @@ class Upkeep:
     async def _refresh(self) -> None:
         try:
             self._imported = await asyncio.to_thread(self._names)
+            self._aliases = await asyncio.to_thread(self._read_aliases)
         except BayardError as error:  # the next change asks again
             log.warning("model_names_not_read", error=str(error))
 

@@ -15,6 +15,7 @@ from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, Stat
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, list, verify and delete models.")
 
+AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="The other name.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of an imported model.")]
 
 
@@ -38,6 +39,7 @@ def import_(
 ) -> None:
     """Check, hash and take in a model; it is given its place in the automatic plans."""
     from daemon.commands.progress import ProgressLine, follow
+    from daemon.models.intake import import_any
 
     path = path.expanduser().absolute()
     body = {"path": str(path), "name": name, "link": link, "base": base}
@@ -49,8 +51,13 @@ def import_(
             parts = reach.parts()
             line = ProgressLine()
             try:
-                record = parts.models.import_model(
-                    path, name, link, lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes), base=base
+                record = import_any(
+                    parts.models,
+                    path,
+                    name,
+                    link,
+                    lambda p: line.show(p.stage, p.file, p.done_bytes, p.total_bytes),
+                    base=base,
                 )
             finally:
                 line.clear()
@@ -195,6 +202,63 @@ def delete(
             parts.models.delete(name)
             reach.record("model.delete", f"model:{name}", {"unload": unload})
     print(json.dumps({"deleted": name}) if as_json else f"deleted {name}")
+
+
+@app.command()
+def alias(
+    alias: AliasArgument,
+    name: NameArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let requests for ALIAS go to a model from now on."""
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
+        if reach.admin is not None:
+            before = reach.admin.put(f"aliases/{quote(alias)}", {"model": name})["before"]
+        else:
+            before = reach.parts().aliases.set(alias, name)
+            reach.record("alias.set", f"alias:{alias}", {"model": name, "before": before})
+    told = f"{alias} now means {name}" + (f"; before, {before}" if before and before != name else "")
+    print(json.dumps({"alias": alias, "model": name, "before": before}) if as_json else told)
+
+
+@app.command()
+def unalias(
+    alias: AliasArgument,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget an alias; the model stays."""
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
+        if reach.admin is not None:
+            before = reach.admin.delete(f"aliases/{quote(alias)}")["before"]
+        else:
+            before = reach.parts().aliases.remove(alias)
+            reach.record("alias.remove", f"alias:{alias}", {"before": before})
+    print(json.dumps({"removed": alias, "before": before}) if as_json else f"{alias} no longer means {before}")
+
+
+@app.command()
+def aliases(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every alias and what it means."""
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
+        if reach.admin is not None:
+            found = {item["alias"]: item["model"] for item in reach.admin.get("aliases")["items"]}
+        else:
+            found = reach.parts().aliases.all()
+    if as_json:
+        print(json.dumps(found, indent=2, sort_keys=True))
+    else:
+        print("\n".join(f"{other}  ->  {model}" for other, model in sorted(found.items())) or "there is no alias")
 
 
 def model_item(record: Any, plans: list[str]) -> dict[str, Any]:

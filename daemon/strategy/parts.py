@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from daemon.events import EventLog
+from daemon.models.aliases import Aliases
 from daemon.models.registry import ModelRegistry
 from daemon.planning.measurements import Measurements
 from daemon.settings import Settings
@@ -19,6 +20,7 @@ from daemon.workers.view import WorkerView
 @dataclass(frozen=True, slots=True)
 class StrategyParts:
     models: ModelRegistry
+    aliases: Aliases
     plans: Plans
     rules: Rules
     measurements: Measurements

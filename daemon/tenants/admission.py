@@ -84,6 +84,7 @@ class Admission:
         self._clock = clock
         self._loads: dict[str, _TenantLoad] = {}
         self._num_waiting = 0
+        self.resolve: Callable[[str], str] = lambda model: model  # the model that an alias means
         self.draining = False
         self.paused = ""  # why an operator holds new requests back; empty: nobody does
 
@@ -157,7 +158,7 @@ class Admission:
         if self.paused:
             raise Draining(f"New requests are held back: {self.paused}.", "Try again shortly.", retry_after_s=5.0)
         limits = principal.limits
-        if not limits.allows_model(model):
+        if not (limits.allows_model(model) or limits.allows_model(self.resolve(model))):
             raise PermissionDenied(
                 f"This key may not use the model {model!r}.", "Ask the administrator to allow it.", param="model"
             )

@@ -17,6 +17,7 @@ from daemon.api.admin import PeerProtocol, build_admin_app
 from daemon.events import EventLog
 from daemon.listeners import listen_unix
 from daemon.machine_watch import MachineWatch
+from daemon.models.aliases import Aliases
 from daemon.models.operations import Operations
 from daemon.models.registry import ModelRegistry
 from daemon.servers import HttpServer
@@ -116,6 +117,7 @@ class AdminParts:
     rules: Rules
     controller: PlanController
     machine: MachineWatch
+    aliases: Aliases
     desk: Any = None
     started_at: datetime = field(default_factory=utc_now)
     http_address: str | None = "http://127.0.0.1:8080"
@@ -134,7 +136,7 @@ async def admin_socket(services: FakeServices, path: Path) -> AsyncIterator[tupl
     parts = AdminParts(
         services.settings, services.store, services.tenants, services.router, services.serving, services.metrics,
         events, supervisor, models, operations, plans, rules, controller,
-        MachineWatch(services.settings.state_dir, events),
+        MachineWatch(services.settings.state_dir, events), Aliases(services.store, events),
     )  # fmt: skip
     server = HttpServer("admin", build_admin_app(parts), listen_unix(path), PeerProtocol)  # type: ignore[arg-type]
     await server.start()

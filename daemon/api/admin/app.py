@@ -13,7 +13,9 @@ from starlette.exceptions import HTTPException
 
 from daemon.api.admin import (
     admission,
+    aliases,
     audit_log,
+    bundles,
     events,
     hardware,
     keys,
@@ -39,8 +41,7 @@ from engine.errors import BayardError, InvalidParameter
 PREFIX = "/admin/v1"
 _MODULES = (
     status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants, keys,
-    admission, logs,
-    settings, audit_log, usage_report,
+    admission, logs, bundles, aliases, settings, audit_log, usage_report,
 )  # fmt: skip
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)
 log = structlog.get_logger(__name__)

@@ -14,6 +14,7 @@ from daemon.api.admin.answers import Answer, Body, Consequences, Item
 from daemon.api.admin.operations import OperationAnswer, operation_item
 from daemon.api.admin.services import AdminServices
 from daemon.models.copying import Cancelled, Report
+from daemon.models.intake import import_any
 from daemon.models.record import ModelRecord
 from engine.errors import InvalidParameter
 
@@ -95,7 +96,7 @@ async def post_import(body: ImportBody, services: Services, caller: Operator) ->
         )
 
     def work(report: Report, cancelled: Cancelled) -> dict[str, Any]:
-        record = services.models.import_model(path, body.name, body.link, report, cancelled, body.base)
+        record = import_any(services.models, path, body.name, body.link, report, cancelled, body.base)
         return {"model": record.name, "size_bytes": sum(file.size_bytes for file in record.files)}
 
     operation = services.operations.start("import", body.name or path.name, work)

@@ -10,6 +10,7 @@ from daemon.api.services import Services
 if TYPE_CHECKING:
     from daemon.events import EventLog
     from daemon.machine_watch import MachineWatch
+    from daemon.models.aliases import Aliases
     from daemon.models.operations import Operations
     from daemon.models.registry import ModelRegistry
     from daemon.store.session import Store
@@ -39,6 +40,8 @@ class AdminServices(Services, Protocol):
     def supervisor(self) -> Supervisor: ...
     @property
     def models(self) -> ModelRegistry: ...
+    @property
+    def aliases(self) -> Aliases: ...
     @property
     def operations(self) -> Operations: ...
     @property
