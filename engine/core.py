@@ -1,6 +1,6 @@
 """EngineCore: the engine without a process around it. add, abort, step; the worker and the benchmarks drive it.
 
-One function ends a request (`_finish`), so each gets exactly one terminal TokenDelta, whatever ends it.
+One function ends a request (`Outbox.finish`), so each gets exactly one terminal TokenDelta, whatever ends it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from engine.devices import Device
 from engine.errors import BayardError, DeadlineExceeded, InvalidParameter, NumericalFault, WorkerError
 from engine.grammar import GrammarCompiler, GrammarGate, GrammarState
-from engine.grammar.state import Verdict
 from engine.kv.buffer import allocate_buffer
 from engine.kv.layout import PageLayout
 from engine.kv.manager import KvManager
@@ -28,9 +27,6 @@ from engine.messages import (
     Knobs,
     StepReport,
     Submit,
-    TokenDelta,
-    TokenLogprob,
-    Usage,
     WorkerStats,
 )
 from engine.runner.faults import lost_device
@@ -38,6 +34,7 @@ from engine.runner.launcher import Launcher
 from engine.runner.runner import ForwardModel, LaunchedStep, ModelRunner
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.intake import submit_of
+from engine.scheduler.outbox import Outbox
 from engine.scheduler.request import Request, RequestState
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.totals import Totals
@@ -99,9 +96,9 @@ class EngineCore:
         self.overlap = device.runs_behind if overlap is None else overlap
         self._inflight: LaunchedStep | None = None
         self._last_completed = 0.0
-        self._pending: list[TokenDelta] = []
         self._failed_steps = 0
         self._totals = Totals()
+        self._outbox = Outbox(self.scheduler, self._totals, self.runner.release, self.max_context_tokens)
 
     # ---------------------------------------------------------------- requests
 
@@ -119,7 +116,7 @@ class EngineCore:
                 self._check_fresh(submit)
                 self.gate.hold(submit)
         except BayardError as error:
-            self._refuse(submit.request_id, error)
+            self._outbox.refuse(submit.request_id, error)
 
     def _take(self, submit: Submit) -> Request:
         """Raises: BayardError if it could never run."""
@@ -156,7 +153,7 @@ class EngineCore:
                     raise released.outcome
                 self._schedule(released.submit, released.outcome)
             except BayardError as error:
-                self._refuse(released.submit.request_id, error)
+                self._outbox.refuse(released.submit.request_id, error)
 
     def embed(self, command: Embed) -> None:
         """Take a text to embed: a request that ends with its last hidden state in place of a first token."""
@@ -166,26 +163,23 @@ class EngineCore:
                 "Ask a model that embeds; /v1/models says which do.",
                 param="model",
             )
-            self._refuse(command.request_id, error)
+            self._outbox.refuse(command.request_id, error)
             return
         try:
             self._take(submit_of(command)).embeds = True
         except BayardError as error:
-            self._refuse(command.request_id, error)
+            self._outbox.refuse(command.request_id, error)
 
     def abort(self, request_id: str) -> None:
         """End a request for its client's sake. An unknown id has already ended: nothing happens."""
         if self.gate.drop(request_id):
             self._totals.aborts += 1
-            self._pending.append(TokenDelta(request_id, finish=FinishReason.ABORT, usage=Usage()))
+            self._outbox.forget(request_id)
             return
         request = self.scheduler.requests.get(request_id)
         if request is not None:
             self._totals.aborts += 1
-            self._pending.append(self._finish(request, FinishReason.ABORT))
-
-    def _refuse(self, request_id: str, error: BayardError) -> None:
-        self._pending.append(TokenDelta(request_id, finish=FinishReason.ERROR, error=error_info(error)))
+            self._outbox.finish(request, FinishReason.ABORT)
 
     def abort_all(self) -> None:
         for request_id in [*self.scheduler.requests, *self.gate.request_ids]:
@@ -196,7 +190,7 @@ class EngineCore:
         self.scheduler.set_knobs(knobs)
 
     def has_work(self) -> bool:
-        return bool(self.scheduler.requests or self._pending or self._inflight or self.gate.is_ready)
+        return bool(self.scheduler.requests or self._outbox.deltas or self._inflight or self.gate.is_ready)
 
     @property
     def is_compiling(self) -> bool:
@@ -233,8 +227,7 @@ class EngineCore:
         self._inflight = launched
         if not self.overlap:
             self._complete_inflight()
-        deltas, self._pending = self._pending, []
-        return StepReport(deltas, self.stats())
+        return StepReport(self._outbox.take(), self.stats())
 
     def _complete_inflight(self) -> None:
         launched, self._inflight = self._inflight, None
@@ -286,12 +279,11 @@ class EngineCore:
             self._totals.count_prompt(chunk)
             result = sampled.get(request.id)
             if result is not None and result.embedding is not None:
-                delta = self._finish(request, FinishReason.STOP)
-                self._pending.append(msgspec.structs.replace(delta, embedding=result.embedding))
+                self._outbox.finish(request, FinishReason.STOP, embedding=result.embedding)
                 continue
             if result is not None and result.token_id is None:
                 fault = NumericalFault("The model's output for this request is not a number.", "Try another precision.")
-                self._end_with_error(request, fault)
+                self._outbox.fail(request, fault)
                 continue
             if result is None or result.token_id is None:
                 self.scheduler.completed(chunk, [])
@@ -302,13 +294,13 @@ class EngineCore:
             self.scheduler.completed(chunk, tokens)
             for token in tokens:
                 if request.finish is None:  # an earlier one of them may have been the last
-                    self._pending.append(self._deliver(request, token, result.logprob))
+                    self._outbox.deliver(request, token, result.logprob)
 
     def _end_late(self) -> None:
         """End those whose time is up, wherever they are."""
         for request in self.scheduler.take_expired():
             self._totals.late += 1
-            self._end_with_error(
+            self._outbox.fail(
                 request,
                 DeadlineExceeded(
                     f"The request's time was up after {request.num_sampled:,} of at most "
@@ -319,10 +311,7 @@ class EngineCore:
 
     def _shed(self, request: Request, error: BayardError) -> None:
         self._totals.shed += 1
-        self._end_with_error(request, error)
-
-    def _end_with_error(self, request: Request, error: BayardError) -> None:
-        self._pending.append(self._finish(request, FinishReason.ERROR, error_info(error)))
+        self._outbox.fail(request, error)
 
     def _fail_step(self, chunks: list[ScheduledChunk], error: Exception) -> None:
         lost = lost_device(error, str(self.device.torch_device))
@@ -338,41 +327,4 @@ class EngineCore:
         info = ErrorInfo("worker_error", f"A step failed with {type(error).__name__}: {error}")
         for chunk in chunks:
             if chunk.request.state is not RequestState.FINISHED:
-                self._pending.append(self._finish(chunk.request, FinishReason.ERROR, info))
-
-    def _deliver(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenDelta:
-        """The new token, and the end if it is one. A stop token ends the request and is not delivered itself."""
-        self._totals.output_tokens += 1
-        request.num_sampled += 1
-        p = request.sampling
-        verdict = None if request.grammar is None else request.grammar.accept(token)
-        if request.grammar is not None and request.grammar.failure is not None:
-            return self._finish(request, FinishReason.ERROR, error_info(request.grammar.failure))
-        if verdict is Verdict.ENDED:
-            return self._finish(request, FinishReason.STOP)
-        if not p.ignore_eos and token in p.stop_token_ids and request.num_sampled > p.min_tokens:
-            return self._finish(request, FinishReason.STOP)
-        logprobs = None if logprob is None else [logprob]
-        if verdict is Verdict.COMPLETE:
-            return self._finish(request, FinishReason.STOP, token_ids=[token], logprobs=logprobs)
-        length = request.num_prompt + request.num_sampled
-        if request.num_sampled >= p.max_tokens or length >= self.max_context_tokens:
-            return self._finish(request, FinishReason.LENGTH, token_ids=[token], logprobs=logprobs)
-        return TokenDelta(request.id, [token], logprobs)
-
-    def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: ErrorInfo | None = None,
-        token_ids: list[int] | None = None,
-        logprobs: list[TokenLogprob] | None = None,
-    ) -> TokenDelta:
-        usage = request.usage()
-        self.scheduler.finish(request, reason)
-        self.runner.release(request)
-        return TokenDelta(request.id, token_ids or [], logprobs, reason, error, usage)
-
-
-def error_info(error: BayardError) -> ErrorInfo:
-    return ErrorInfo(error.code, error.message, error.hint)
+                self._outbox.finish(chunk.request, FinishReason.ERROR, info)

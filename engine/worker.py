@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from engine.builder import BuiltEngine, build_engine
-from engine.core import EngineCore, error_info
+from engine.core import EngineCore
 from engine.encoder.core import EncoderCore
 from engine.errors import BayardError, DeviceLost, WorkerError
 from engine.messages import (
@@ -41,6 +41,7 @@ from engine.messages import (
     event_encoder,
 )
 from engine.runner.faults import lost_device
+from engine.scheduler.outbox import error_info
 
 EXIT_FAILED = 70
 EXIT_CONFIG = 78
