@@ -118,7 +118,7 @@ def rope_kv_write(
 ) -> None:
     """rope, then kv_write: what a layer does between its projection and its attention.
 
-    Mutates: q, view; k may be left as it was or rotated
+    Mutates: q, k, view
     """
     rope(q, k, positions, cos_sin)
     kv_write(k, v, view, write_pages, write_offsets)

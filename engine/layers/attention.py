@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.batch import ForwardBatch, GroupMeta
+from engine.batch import ForwardBatch
 from engine.layers.linear import Linear
 from engine.layers.ops import Ops
 from engine.spec.model_spec import AttentionSpec
 
-WHOLE_PROMPT_TOKENS = 512  # below, reading K and V back costs more than the faster kernel saves
+WHOLE_PROMPT_TOKENS = 512  # below, the paged kernel is as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ class Attention:
             where = (view, pages.write_pages, pages.write_offsets)
             ops.rope_kv_write(q, k, v, batch.positions, self.cos_sin, *where)
         if self._takes_whole_prompt(batch):
-            return self.o(self._prompt(q, view, pages).reshape(rows, spec.num_heads * dim))
+            assert self.ops.prompt_attention is not None
+            whole: Tensor = self.ops.prompt_attention(q, k, v, spec.scale)  # k is rotated by now
+            return self.o(whole.reshape(rows, spec.num_heads * dim))
         out = ops.paged_attention(
             q,
             view,
@@ -74,10 +76,3 @@ class Attention:
         tokens = batch.max_query_tokens
         within = spec.window_tokens is None or tokens <= spec.window_tokens
         return tokens == batch.max_context_tokens and tokens >= WHOLE_PROMPT_TOKENS and within
-
-    def _prompt(self, q: Tensor, view: Tensor, pages: GroupMeta) -> Tensor:
-        """Shapes: q [T, H, D] -> [T, H, D]. Reads K and V back from the pages, where they are rotated."""
-        assert self.ops.prompt_attention is not None
-        kv = view[pages.block_tables[0]].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : q.shape[0]]
-        out: Tensor = self.ops.prompt_attention(q, kv[0], kv[1], self.spec.scale)
-        return out

@@ -55,46 +55,56 @@ def _rope_kv_write_kernel(
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     page_stride, plane_stride, head_stride,
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    HALF: tl.constexpr, BLOCK_H: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """A program rotates a query head in place, or a key head into its page, or copies a value head there."""
+    """A program rotates HEADS heads in place, a key's into its page too, or copies value heads there."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    block = tl.program_id(1)
+    q_blocks: tl.constexpr = (NUM_Q + HEADS - 1) // HEADS
+    kv_blocks: tl.constexpr = (NUM_KV + HEADS - 1) // HEADS
     page = tl.load(pages + token).to(tl.int64)
     target = view + page * page_stride + tl.load(offsets + token) * DIM
-    if head < NUM_Q + NUM_KV:
+    if block < q_blocks + kv_blocks:
         lanes = tl.arange(0, BLOCK_H)
-        mask = lanes < HALF
+        in_half = lanes < HALF
         position = tl.load(positions + token)
-        cos = tl.load(cos_sin + position * 2 * HALF + lanes, mask=mask, other=0.0).to(tl.float32)
-        sin = tl.load(cos_sin + position * 2 * HALF + HALF + lanes, mask=mask, other=0.0).to(tl.float32)
-        if head < NUM_Q:
-            base = q + token * q_token_stride + head * q_head_stride
+        cos = tl.load(cos_sin + position * 2 * HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        sin = tl.load(cos_sin + position * 2 * HALF + HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        if block < q_blocks:
+            heads = block * HEADS + tl.arange(0, HEADS)
+            base = q + token * q_token_stride + heads[:, None] * q_head_stride
+            mask = (heads < NUM_Q)[:, None] & in_half[None, :]
         else:
-            base = k + token * k_token_stride + (head - NUM_Q) * k_head_stride
-        first = tl.load(base + lanes, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(base + HALF + lanes, mask=mask, other=0.0).to(tl.float32)
+            heads = (block - q_blocks) * HEADS + tl.arange(0, HEADS)
+            base = k + token * k_token_stride + heads[:, None] * k_head_stride
+            mask = (heads < NUM_KV)[:, None] & in_half[None, :]
+        first = tl.load(base + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(base + HALF + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
         rotated_first = (first * cos - second * sin).to(q.dtype.element_ty)
         rotated_second = (second * cos + first * sin).to(q.dtype.element_ty)
-        if head < NUM_Q:
-            tl.store(base + lanes, rotated_first, mask=mask)
-            tl.store(base + HALF + lanes, rotated_second, mask=mask)
-        else:
-            to = target + (head - NUM_Q) * head_stride
-            tl.store(to + lanes, rotated_first.to(view.dtype.element_ty), mask=mask)
-            tl.store(to + HALF + lanes, rotated_second.to(view.dtype.element_ty), mask=mask)
+        tl.store(base + lanes[None, :], rotated_first, mask=mask)
+        tl.store(base + HALF + lanes[None, :], rotated_second, mask=mask)
+        if block >= q_blocks:
+            to = target + heads[:, None] * head_stride
+            tl.store(to + lanes[None, :], rotated_first.to(view.dtype.element_ty), mask=mask)
+            tl.store(to + HALF + lanes[None, :], rotated_second.to(view.dtype.element_ty), mask=mask)
             if 2 * HALF < DIM:
                 rest = tl.arange(0, BLOCK_D)
-                beyond = (rest >= 2 * HALF) & (rest < DIM)
-                kept = tl.load(base + rest, mask=beyond, other=0.0)
-                tl.store(to + rest, kept.to(view.dtype.element_ty), mask=beyond)
+                beyond = (heads < NUM_KV)[:, None] & ((rest >= 2 * HALF) & (rest < DIM))[None, :]
+                kept = tl.load(base + rest[None, :], mask=beyond, other=0.0)
+                tl.store(to + rest[None, :], kept.to(view.dtype.element_ty), mask=beyond)
     else:
-        group = head - NUM_Q - NUM_KV
+        groups = (block - q_blocks - kv_blocks) * HEADS + tl.arange(0, HEADS)
         all_lanes = tl.arange(0, BLOCK_D)
-        in_dim = all_lanes < DIM
-        values = tl.load(v + token * v_token_stride + group * v_head_stride + all_lanes, mask=in_dim, other=0.0)
-        value_at = target + plane_stride + group * head_stride + all_lanes
-        tl.store(value_at, values.to(view.dtype.element_ty), mask=in_dim)
+        real = (groups < NUM_KV)[:, None] & (all_lanes < DIM)[None, :]
+        value_base = v + token * v_token_stride + groups[:, None] * v_head_stride
+        values = tl.load(value_base + all_lanes[None, :], mask=real, other=0.0)
+        value_at = target + plane_stride + groups[:, None] * head_stride + all_lanes[None, :]
+        tl.store(value_at, values.to(view.dtype.element_ty), mask=real)
+
+
+MANY_TOKENS = 64  # from here on a program takes several heads: fewer would leave it too little to do
+HEADS_EACH = 8
 
 
 def rope_kv_write(
@@ -107,19 +117,21 @@ def rope_kv_write(
     write_pages: torch.Tensor,
     write_offsets: torch.Tensor,
 ) -> None:
-    """rope, then kv_write, in one pass. k itself is left as it was.
+    """rope, then kv_write, in one pass.
 
-    Shapes: as rope and kv_write. Mutates: q, view
+    Shapes: as rope and kv_write. Mutates: q, k, view
     """
     count, heads, dim = q.shape
     groups = k.shape[1]
     half = cos_sin.shape[1] // 2
+    each = HEADS_EACH if count >= MANY_TOKENS else 1
     if count:
-        _rope_kv_write_kernel[(count, heads + 2 * groups)](
+        _rope_kv_write_kernel[(count, triton.cdiv(heads, each) + 2 * triton.cdiv(groups, each))](
             q, k, v, positions, cos_sin, view, write_pages, write_offsets,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             view.stride(0), view.stride(1), view.stride(2),
-            heads, groups, dim, triton.next_power_of_2(dim), half, triton.next_power_of_2(half), num_warps=1,
+            heads, groups, dim, triton.next_power_of_2(dim), half, triton.next_power_of_2(half), each,
+            num_warps=1 if each == 1 else 4,
         )  # fmt: skip
 
 

@@ -69,19 +69,22 @@ def test_rope_and_kv_write_match_the_reference(dim, rotary):
     assert float(pool[0].abs().sum()) == 0.0
 
 
+@pytest.mark.parametrize(("heads", "groups"), [(6, 2), (20, 10)])
+@pytest.mark.parametrize("tokens", [5, rope_kv.MANY_TOKENS + 1])
 @pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (80, 32)])
-def test_rope_kv_write_matches_the_two_ops_it_joins(dim, rotary):
+def test_rope_kv_write_matches_the_two_ops_it_joins(dim, rotary, tokens, heads, groups):
     torch.manual_seed(3)
-    tokens, heads, groups, page = 5, 6, 2, 4
+    page = 4
     q, k, v = (torch.randn(tokens, n, dim, device=DEVICE) for n in (heads, groups, groups))
     truth_q, truth_k = q.clone(), k.clone()
     positions = torch.randint(0, 50, (tokens,), device=DEVICE)
     cos_sin = torch.randn(50, rotary, device=DEVICE)
     pages, offsets = torch.arange(tokens, device=DEVICE) // page, torch.arange(tokens, device=DEVICE) % page
-    truth, got = (torch.zeros(4, 2, groups, page, dim, device=DEVICE) for _ in range(2))
+    truth, got = (torch.zeros(20, 2, groups, page, dim, device=DEVICE) for _ in range(2))
     reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets)
     rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets)
     close(q, truth_q, torch.float32)
+    close(k, truth_k, torch.float32)
     close(got, truth, torch.float32)
 
 
