@@ -1,0 +1,81 @@
+"""What the parts of bench.kernels share: the device, the sweep, and where a figure goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bench.kernel_timing import copies_for, microseconds
+from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.quant_gemm import dequantised
+
+Item = TypeVar("Item")
+
+
+class Bench:
+    """Owner of the device for the length of a run."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.device = torch.device(arguments.device)
+        self.kinds: list[str] = arguments.kinds
+        self.sweep: bool = arguments.sweep
+        self.scale: int = arguments.scale
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float16
+        torch.manual_seed(0)
+
+    def show(self, fig: str, **figure: object) -> None:
+        print(json.dumps({"fig": fig, **figure}), flush=True)
+
+    def shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """(K, N) divided by --scale, for machines without a GPU."""
+        return max(256, shape[0] // self.scale // 256 * 256), max(32, shape[1] // self.scale)
+
+    def normal(self, *shape: int, spread: float = 1.0) -> Tensor:
+        return torch.empty(shape, device=self.device).normal_(0.0, spread).to(self.dtype)
+
+    def times(self, run: Callable[[Item], object], items: Sequence[Item]) -> float:
+        """Microseconds of one call."""
+
+        def call(item: Item) -> Callable[[], object]:
+            return lambda: run(item)
+
+        return microseconds([call(item) for item in items])
+
+    def best(
+        self, run: Callable[[Item, Any], object], items: Sequence[Item], tiles: Sequence[Any]
+    ) -> tuple[float, list[list[Any]]]:
+        """(microseconds of the best, the four best with their tiles). Tiles that do not fit the device are left out."""
+        found: list[list[Any]] = []
+
+        def with_tiles(tile: Any) -> Callable[[Item], object]:
+            return lambda item: run(item, tile)
+
+        for tile in tiles:
+            try:
+                found.append([round(self.times(with_tiles(tile), items), 2), list(astuple(tile))])
+            except Exception as error:  # noqa: BLE001 - a sweep tries what may not fit the device: that is its result
+                self.show("refused", tiles=astuple(tile), why=f"{type(error).__name__}: {error}"[:200])
+        found.sort(key=lambda one: float(one[0]))
+        return (float(found[0][0]) if found else float("nan")), found[:4]
+
+
+def copies(weight: CodedWeight) -> list[CodedWeight]:
+    """The weight and as many copies as push it out of the cache before its next turn."""
+    wanted = copies_for(weight.num_bytes) - 1
+    more = [replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone()) for _ in range(wanted)]
+    return [weight, *more]
+
+
+def plain_copies(weight: Tensor) -> list[Tensor]:
+    return [weight, *(weight.clone() for _ in range(copies_for(weight.numel() * weight.element_size()) - 1))]
+
+
+def truth(x: Tensor, weight: CodedWeight) -> Tensor:
+    """In float64, of the weight as it is stored."""
+    return x.double() @ dequantised(weight, torch.float32).double().T

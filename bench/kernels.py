@@ -1,0 +1,254 @@
+"""Each quantised kernel beside the plain one, and its error: `python -m bench.kernels --device cuda`.
+
+    gemv     weights of fewer bits times 1 to 4 rows, beside the bf16 kernel and what the memory allows
+    tiles    ... times 8 to 64 rows, beside the matrix library
+    large    ... times many rows, beside the matrix library with plain weights, and with weights decoded whole
+    native   E4M3 and int8 activations and weights: the library's kernel and ours
+    mixed    int8 with outlier columns, beside bf16, plain int8, a decomposition in two products, and decoding by tile
+
+With --sweep each kernel is tried with several tiles, and the best are printed. One JSON line a figure, the first says
+where they come from. "step" is the sum over a Llama-8B's matrices, 32 layers and the head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.kernel_bench import Bench, copies, plain_copies, truth
+from bench.kernel_timing import relative_error
+from bench.kernels_mixed import SHAPES as MIXED_SHAPES
+from bench.kernels_mixed import mixed
+from bench.provenance import provenance
+from engine.kernels.triton import quant_linear
+from engine.kernels.triton.coded import CodedWeight, coded
+from engine.kernels.triton.gemv import linear as plain_linear
+from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles, large_linear, quant_gemm
+from engine.kernels.triton.quant_gemv import GemvTiles, gemv_tiles, quant_gemv
+from engine.kernels.triton.quantise_rows import quantise_rows
+from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
+from engine.quant.encode import encode
+
+Shape = tuple[int, int]  # (K, N)
+LLAMA: dict[str, Shape] = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
+HEAD: Shape = (4096, 128256)
+LAYERS = 32
+KINDS = ("fp8", "int8", "int4", "fp4_nv", "fp4_mx")
+COPY_BYTES_S = 4.2e12  # of an H200
+GEMV_SWEEP = tuple(
+    GemvTiles(*sizes)
+    for sizes in (
+        (1, 512, 4), (2, 512, 4), (4, 512, 4), (8, 512, 4), (2, 256, 4), (4, 256, 4), (8, 256, 4), (4, 128, 2),
+        (8, 128, 2), (2, 1024, 8), (4, 1024, 8), (4, 512, 8), (8, 512, 8), (4, 256, 2), (2, 1024, 4),
+    )
+)  # fmt: skip
+GEMM_SWEEP = tuple(
+    GemmTiles(*sizes)
+    for sizes in (
+        (16, 64, 128, 4, 4), (16, 32, 128, 4, 5), (16, 32, 256, 4, 4), (16, 64, 256, 4, 3), (16, 128, 128, 4, 4),
+        (16, 128, 128, 8, 4), (32, 64, 128, 4, 4), (32, 128, 128, 4, 3), (64, 64, 128, 4, 4), (64, 128, 128, 4, 3),
+        (64, 128, 128, 8, 3),
+    )
+)  # fmt: skip
+SCALED_SWEEP = tuple(
+    ScaledTiles(*sizes)
+    for sizes in (
+        (64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 128, 4, 3), (128, 128, 128, 8, 4),
+        (128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (64, 256, 128, 8, 3), (64, 256, 128, 4, 3), (128, 256, 64, 8, 4),
+    )
+)  # fmt: skip
+
+
+def gemv(bench: Bench, rows: int) -> None:
+    totals: dict[str, float] = dict.fromkeys(("bf16", *bench.kinds), 0.0)
+    for name, full in (*LLAMA.items(), ("head", HEAD)):
+        times = 1 if name == "head" else LAYERS
+        for kind, took_us in _gemv_of(bench, rows, name, bench.shape(full)).items():
+            totals[kind] += took_us * times
+    for kind, total_us in totals.items():
+        ratio = round(totals["bf16"] / total_us, 2)
+        bench.show("step", kind=kind, rows=rows, matrices_ms=round(total_us / 1e3, 3), over_bf16=ratio)
+
+
+def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, float]:
+    """Microseconds by kind."""
+    depth, columns = shape
+    plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
+    base_us = bench.times(lambda weight: plain_linear(x, weight), plain_copies(plain))
+    took = {"bf16": base_us}
+    for kind in bench.kinds:
+        weight = coded(encode(plain, kind))
+        tiles = list(GEMV_SWEEP) if bench.sweep else [gemv_tiles(weight)]
+        took[kind], best = bench.best(lambda w, tile: quant_gemv(x, w, None, tile), copies(weight), tiles)
+        bytes_s = weight.num_bytes / took[kind] * 1e6
+        bench.show(
+            "gemv",
+            kind=kind,
+            matrix=name,
+            rows=rows,
+            us=took[kind],
+            tb_s=round(bytes_s / 1e12, 2),
+            of_copy=round(bytes_s / COPY_BYTES_S, 2),
+            bf16_us=round(base_us, 2),
+            over_bf16=round(base_us / took[kind], 2),
+            error=relative_error(quant_gemv(x, weight), truth(x, weight)),
+            tiles=best,
+        )
+    return took
+
+
+def tiles_of_few(bench: Bench, rows: int) -> None:
+    for name, full in LLAMA.items():
+        _tiles_of(bench, rows, name, bench.shape(full))
+
+
+def _tiles_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
+    depth, columns = shape
+    plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
+    base_us = bench.times(lambda weight: F.linear(x, weight), plain_copies(plain))
+    for kind in bench.kinds:
+        weight = coded(encode(plain, kind))
+        wanted = [one for one in GEMM_SWEEP if one.block_m <= max(16, rows)] if bench.sweep else [gemm_tiles(rows)]
+        took_us, best = bench.best(lambda w, tile: quant_gemm(x, w, None, tile), copies(weight), wanted)
+        bench.show(
+            "tiles",
+            kind=kind,
+            matrix=name,
+            rows=rows,
+            us=took_us,
+            bf16_us=round(base_us, 2),
+            over_bf16=round(base_us / took_us, 2),
+            error=relative_error(quant_gemm(x, weight), truth(x, weight)),
+            tiles=best,
+        )
+
+
+def large(bench: Bench, rows: int) -> None:
+    for name, full in LLAMA.items():
+        _large_of(bench, rows, name, bench.shape(full))
+
+
+def _large_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
+    depth, columns = shape
+    plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
+    base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
+
+    def whole(weight: CodedWeight) -> Tensor:
+        return F.linear(x, dequantised(weight, x.dtype))
+
+    for kind in bench.kinds:
+        weight = coded(encode(plain, kind))
+        took_us = bench.times(lambda w: large_linear(x, w, None), [weight])
+        bench.show(
+            "large",
+            kind=kind,
+            matrix=name,
+            rows=rows,
+            us=round(took_us, 1),
+            bf16_us=round(base_us, 1),
+            whole_us=round(bench.times(whole, [weight]), 1),
+            of_bf16=round(took_us / base_us, 3),
+        )
+
+
+def native(bench: Bench, rows: int) -> None:
+    for name, full in LLAMA.items():
+        for kind in ("fp8", "int8"):
+            _native_of(bench, rows, name, bench.shape(full), kind)
+
+
+def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:
+    depth, columns = shape
+    plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
+    base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
+    weight = coded(encode(plain, kind))
+    packed = quant_linear.PackedLinear(weight)
+    run = quant_linear.linear_fp8 if kind == "fp8" else quant_linear.linear_int8
+    took_us = bench.times(lambda p: run(x, p), [packed])
+    coded_x, _ = quantise_rows(x, kind)
+    codes = weight.codes.view(torch.float8_e4m3fn) if kind == "fp8" else weight.codes
+
+    def ours(w: Tensor, tile: ScaledTiles) -> Tensor:
+        return scaled_gemm(coded_x.codes, w, coded_x.scales, weight.scales, bench.dtype, tiles=tile)
+
+    def library(w: Tensor) -> Tensor:
+        if kind == "int8":
+            return torch._int_mm(coded_x.codes, w.T)
+        return torch._scaled_mm(
+            coded_x.codes, w.T, coded_x.scales, weight.scales.T, out_dtype=bench.dtype, use_fast_accum=True
+        )
+
+    tiles = list(SCALED_SWEEP) if bench.sweep else [scaled_tiles(rows, columns)]
+    ours_us, best = bench.best(ours, [codes], tiles)
+    library_us = round(bench.times(library, [codes]), 1) if bench.device.type == "cuda" and rows > 16 else None
+    bench.show(
+        "native",
+        kind=kind,
+        matrix=name,
+        rows=rows,
+        us=round(took_us, 1),
+        quantise_us=round(bench.times(lambda y: quantise_rows(y, kind), [x]), 1),
+        ours_us=ours_us,
+        library_us=library_us,
+        bf16_us=round(base_us, 1),
+        over_bf16=round(base_us / took_us, 2),
+        tops=round(2e-6 * rows * columns * depth / ours_us),
+        error=relative_error(run(x, packed), x.double() @ plain.double().T),
+        tiles=best,
+    )
+
+
+def mixed_shapes(bench: Bench, rows: int) -> None:
+    for shape in MIXED_SHAPES:
+        mixed(bench, rows, shape, SCALED_SWEEP)
+
+
+PARTS: dict[str, tuple[Callable[[Bench, int], None], tuple[int, ...]]] = {
+    "gemv": (gemv, (1, 2, 4)),
+    "tiles": (tiles_of_few, (8, 16, 32, 64)),
+    "large": (large, (512, 4096)),
+    "native": (native, (32, 64, 256, 512, 4096)),
+    "mixed": (mixed_shapes, (16, 64, 256, 512, 2048)),
+}
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    def names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+        def read(text: str) -> list[str]:
+            chosen = text.split(",")
+            if not set(chosen) <= set(known):
+                raise argparse.ArgumentTypeError(f"choose from {', '.join(known)}")
+            return chosen
+
+        return read
+
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
+    add = parser.add_argument
+    add("--device", default="cuda")
+    add("--do", default=list(PARTS), type=names(tuple(PARTS)))
+    add("--kinds", default=list(KINDS), type=names(KINDS))
+    add("--rows", default=[], type=lambda text: [int(word) for word in text.split(",")])
+    add("--sweep", action="store_true", help="try several tiles, and print the best")
+    add("--scale", default=1, type=int, help="divide all widths, for a look without a GPU")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    arguments = parse(words)
+    print(json.dumps(provenance("kernels", arguments.device)), flush=True)
+    bench = Bench(arguments)
+    for part in arguments.do:
+        run, usual = PARTS[part]
+        for rows in arguments.rows or usual:
+            run(bench, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

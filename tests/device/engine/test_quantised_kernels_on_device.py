@@ -1,0 +1,103 @@
+"""Quantised products on an accelerator, at the sizes of a real model: against float64, replayed, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels.registry import OpQuery, select
+from engine.quant.coded_tensor import CodedTensor
+from engine.quant.encode import encode, encode_mixed
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+ROWS = (1, 2, 3, 4, 7, 16, 17, 33, 64, 129, 512)
+SHAPES = ((1000, 4096), (4096, 1536), (129, 14336))
+KINDS = ("fp8", "int8", "int8_mixed", "int4", "fp4_nv", "fp4_mx")
+# Of the norm: bfloat16 rounds the output, and 8-bit activations are rounded themselves.
+EXACT, ROUNDED = 4e-3, 4e-2
+
+
+def weight_of(kind: str, columns: int, depth: int) -> CodedTensor:
+    torch.manual_seed(columns)
+    weight = torch.randn(columns, depth, device="cuda") * 0.05
+    if kind == "int8_mixed":
+        return encode_mixed(weight, torch.randperm(depth, device="cuda")[:50].sort().values)
+    return encode(weight, kind, asymmetric=kind == "int4" and columns == 1000)
+
+
+def capabilities() -> frozenset[str]:
+    fp8 = {"fp8"} if torch.cuda.get_device_capability() >= (8, 9) else set()
+    return frozenset({"triton", "bf16", *fp8})
+
+
+def relative(got: Tensor, truth: Tensor) -> float:
+    return float((got.double() - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", ["exact", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_match_float64(kind: str, activation: str, columns: int, depth: int, dtype: str) -> None:
+    if activation != "exact" and not kind.startswith(activation):
+        pytest.skip("these weights have no product with such activations")
+    impl = select(
+        "linear", OpQuery("cuda", dtype, weight_kind=kind, activation=activation, capabilities=capabilities())
+    )
+    assert impl.name.startswith("triton-"), impl.name
+    assert impl.pack is not None
+    weight = weight_of(kind, columns, depth)
+    packed, numbers = impl.pack(weight), weight.dequantize().double()
+    bias = torch.randn(columns, device="cuda").to(getattr(torch, dtype))
+    for rows in ROWS:
+        x = torch.randn(rows, depth, device="cuda").to(getattr(torch, dtype))
+        error = relative(impl.run(x, packed, bias), x.double() @ numbers.T + bias.double())
+        assert error < (EXACT if activation == "exact" or rows <= 16 else ROUNDED), (rows, error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replayed_product_equals_the_eager_one_and_rows_do_not_touch_each_other(kind: str) -> None:
+    activation = "int8" if kind.startswith("int8") else "fp8" if kind == "fp8" else "exact"
+    impl = select(
+        "linear", OpQuery("cuda", "bfloat16", weight_kind=kind, activation=activation, capabilities=capabilities())
+    )
+    assert impl.pack is not None
+    packed = impl.pack(weight_of(kind, 1536, 4096))
+    for rows in (1, 8, 40, 256):
+        static = torch.randn(rows, 4096, device="cuda").to(torch.bfloat16)
+        impl.run(static, packed, None)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = impl.run(static, packed, None)
+        x = torch.randn(rows, 4096, device="cuda").to(torch.bfloat16)
+        static.copy_(x)
+        graph.replay()
+        assert torch.equal(out, impl.run(x, packed, None))
+        beside = torch.randn_like(x) * 30
+        beside[0] = x[0]
+        assert torch.equal(impl.run(beside, packed, None)[0], out[0])
+
+
+def test_columns_missed_are_counted_on_the_device_while_replaying() -> None:
+    impl = select(
+        "linear",
+        OpQuery("cuda", "bfloat16", weight_kind="int8_mixed", activation="int8", capabilities=capabilities()),
+    )
+    assert impl.pack is not None
+    packed = impl.pack(encode_mixed(torch.randn(256, 512, device="cuda"), torch.arange(4, device="cuda")))
+    x = torch.rand(32, 512, device="cuda").to(torch.bfloat16)
+    x[:, 2] = 90.0
+    impl.run(x, packed, None)
+    assert int(packed.kept.misses) == 0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        impl.run(x, packed, None)
+    x[5:9, 300] = 90.0
+    graph.replay()
+    graph.replay()
+    assert int(packed.kept.misses) == 8
