@@ -1,6 +1,6 @@
 """Results to a page: `python -m bench.report bench/results/*.jsonl > docs/performance.md`.
 
-Reads the JSON lines of bench.offline and bench.peers (each names its machine and commit) and writes one table a
+Reads the JSON lines of the benchmarks named in SECTIONS (each names its machine and commit) and writes one table a
 result. The page is generated: change a result or this file, not the page.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def read_result(path: Path) -> list[Line]:
         if not isinstance(line, dict):
             raise ConfigError(f"{path.name}, line {number} is no JSON object.", "Measure again.")
         lines.append(line)
-    if not lines or _bench(lines) not in ("offline", "peers"):
+    if not lines or _bench(lines) not in SECTIONS:
         raise ConfigError(f"{path.name} does not say which benchmark it is of.", "Keep the first line of the output.")
     return lines
 
@@ -51,7 +51,7 @@ def page(results: Iterable[list[Line]]) -> str:
     """The whole document."""
     sections = [HEAD]
     for lines in results:
-        sections.append(peers_section(lines) if _bench(lines) == "peers" else offline_section(lines))
+        sections.append(SECTIONS[_bench(lines)](lines))
     return "\n".join(sections)
 
 
@@ -121,6 +121,32 @@ def offline_section(lines: list[Line]) -> str:
     return "\n".join([title, "", _origin(origin), "", *_table(["figure", "work", "time", "tokens/s"], rows), ""])
 
 
+def host_section(lines: list[Line]) -> str:
+    """The CPU kernels beside the host's own rates."""
+    origin, rows = lines[0], []
+    for line in lines[1:]:
+        match line.get("fig"):
+            case "read":
+                rows.append(["plain read by all threads", "", f"{line['gb_s']:,.1f} GB/s", ""])
+            case "product":
+                rows.append([f"torch's product, {line['dtype']}", "", f"{line['tflops']:,.2f} TFLOP/s", ""])
+            case "prefill":
+                work = f"{line['kind']}, {line['activation']} activations"
+                rows.append(["prompt of 512", work, f"{line['tflops']:,.2f} TFLOP/s", f"{line['share']:.0%}"])
+            case "decode":
+                work = f"{line['kind']}, {line['activation']} activations"
+                rows.append(["one token", work, f"{line['gb_s']:,.1f} GB/s", f"{line['share']:.0%}"])
+            case "attention":
+                work = f"{line['context']:,} tokens of {line['kv']}"
+                rows.append(["attention of a decode", work, f"{line['gb_s']:,.1f} GB/s", f"{line['share']:.0%}"])
+            case other:
+                raise ConfigError(f"The host's result holds an unknown figure {other!r}.", "Update bench/report.py.")
+    title = "## CPU kernels beside the host's own rates, layers of an 8B model"
+    note = "Shares are of the best product and of the plain read in the same run."
+    table = _table(["figure", "work", "rate", "share of the host's"], rows)
+    return "\n".join([title, "", _origin(origin), "", *table, "", note, ""])
+
+
 def _origin(origin: Line) -> str:
     software = ", ".join(f"{name} {version}" for name, version in origin.get("software", {}).items() if version)
     facts = [origin["machine"], software, f"commit {origin['commit']}", origin["measured_at"]]
@@ -144,6 +170,13 @@ def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     return [row(heads), "|" + "---|" * len(heads), *map(row, rows)]
+
+
+SECTIONS: dict[str, Callable[[list[Line]], str]] = {
+    "offline": offline_section,
+    "peers": peers_section,
+    "host": host_section,
+}
 
 
 def main(words: list[str]) -> int:

@@ -88,3 +88,19 @@ def test_unknown_figure_is_refused(tmp_path):
     result = read_result(written(tmp_path, {**ORIGIN, "bench": "offline", "model": "m"}, {"fig": "mystery"}))
     with pytest.raises(ConfigError, match="mystery"):
         page([result])
+
+
+def test_host_section_shows_rates_and_their_shares(tmp_path):
+    lines = [
+        {**ORIGIN, "bench": "host", "opts": {"threads": 16, "isa": "amx"}},
+        {"fig": "read", "gb_s": 78.0},
+        {"fig": "product", "dtype": "bfloat16", "tflops": 2.4},
+        {"fig": "prefill", "kind": "Q8_0", "activation": "int8", "tflops": 3.61, "share": 1.504},
+        {"fig": "decode", "kind": "Q4_0", "activation": "exact", "gb_s": 61.2, "share": 0.785},
+        {"fig": "attention", "context": 4096, "kv": "float16", "gb_s": 70.0, "share": 0.897},
+    ]
+    text = page([read_result(written(tmp_path, *lines))])
+    assert "| prompt of 512 | Q8_0, int8 activations | 3.61 TFLOP/s | 150% |" in text
+    assert "| one token | Q4_0, exact activations | 61.2 GB/s | 78% |" in text
+    assert "| attention of a decode | 4,096 tokens of float16 | 70.0 GB/s | 90% |" in text
+    assert "threads 16; isa amx." in text
