@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,8 @@ class BuiltEngine:
     embedding_dimensions: int = 0  # 0: it does not embed
     vocab_size: int = 0
     adapters: tuple[str, ...] = ()
+    read_bytes: int = 0
+    read_s: float = 0.0
 
 
 def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
@@ -71,6 +74,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     )
     notes += rounding_notes
     bank = _bank(config, spec)
+    began = time.perf_counter()
     model = load_model(
         spec,
         device.torch_device,
@@ -83,6 +87,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         rounding=rounding,
         adapters=bank,
     )
+    read_s = time.perf_counter() - began
     if _has_own_threads(model.kernels):
         # What is left to torch is small, and its pool spins after each op on the cores that the kernels' pool uses.
         torch.set_num_threads(1)
@@ -131,6 +136,8 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         spec.hidden_size if spec.pooling is not None else 0,
         spec.vocab_size,
         tuple(adapter.name for adapter in config.adapters),
+        spec.weight_bytes,
+        read_s,
     )
 
 
@@ -154,6 +161,7 @@ def _build_encoder(
             "Use stored.",
             param="weights",
         )
+    began = time.perf_counter()
     model = load_encoder(
         spec,
         device.torch_device,
@@ -162,6 +170,7 @@ def _build_encoder(
         activation=config.activation,
         capabilities=device.capabilities.names(),
     )
+    read_s = time.perf_counter() - began
     core = EncoderCore(
         model,
         knobs=config.knobs,
@@ -179,6 +188,8 @@ def _build_encoder(
         generates=False,
         embedding_dimensions=spec.hidden_size,
         vocab_size=spec.vocab_size,
+        read_bytes=spec.weight_bytes,
+        read_s=read_s,
     )
 
 

@@ -199,6 +199,22 @@ class WorkerReady(Struct, frozen=True, tag=True):
     generates: bool = True
     embedding_dimensions: int = 0
     adapters: tuple[str, ...] = ()  # names of those loaded
+    read_bytes: int = 0  # of weights
+    read_s: float = 0.0  # ... in so many of load_s
+    disk_bytes_per_s: float | None = None  # what the disk under them reads in sequence; None: not measurable
+
+
+def read_figures(ready: WorkerReady) -> str:
+    """How fast a worker's weights were read, beside what their disk reads in sequence, for people."""
+    if not ready.read_s:
+        return "unknown"
+    rate = ready.read_bytes / ready.read_s
+    told = f"{ready.read_bytes / 1e6:,.0f} MB in {ready.read_s:.2f} s, {rate / 1e6:,.0f} MB/s"
+    if ready.disk_bytes_per_s is None:
+        return told
+    share = rate / ready.disk_bytes_per_s
+    cached = "; they were in the page cache" if share > 1.0 else ""
+    return f"{told}, {share:.0%} of the disk's {ready.disk_bytes_per_s / 1e6:,.0f} MB/s in sequence{cached}"
 
 
 class StepReport(Struct, frozen=True, tag=True):

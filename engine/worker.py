@@ -18,6 +18,7 @@ import zmq
 
 from engine.builder import BuiltEngine, build_engine
 from engine.core import EngineCore
+from engine.devices.disk import sequential_bytes_per_s
 from engine.encoder.core import EncoderCore
 from engine.errors import BayardError, DeviceLost, WorkerError
 from engine.messages import (
@@ -39,9 +40,11 @@ from engine.messages import (
     WorkerStats,
     command_decoder,
     event_encoder,
+    read_figures,
 )
 from engine.runner.faults import lost_device
 from engine.scheduler.outbox import error_info
+from engine.spec import read_spec
 
 EXIT_FAILED = 70
 EXIT_CONFIG = 78
@@ -98,30 +101,34 @@ class Worker:
     def _load(self) -> BuiltEngine:
         began = time.monotonic()
         log.info("worker_starting model=%s device=%s", self.config.model_name, self.config.device)
+        disk_rate = sequential_bytes_per_s(read_spec(self.config.model_path).files)
         engine = build_engine(self.config, self._progress)
         core = engine.core
         load_s = time.monotonic() - began
         log.info("worker_ready load_s=%.2f context=%d pages=%d", load_s, core.max_context_tokens, engine.num_pages)
         for note in engine.notes:
             log.warning("fallback %s", note)
-        self._send(
-            WorkerReady(
-                protocol=PROTOCOL_VERSION,
-                pid=os.getpid(),
-                model=self.config.model_name,
-                device=self.config.device,
-                max_context_tokens=core.max_context_tokens,
-                kv_pages_total=engine.num_pages,
-                page_tokens=engine.page_tokens,
-                load_s=load_s,
-                kernels=engine.kernels,
-                notes=engine.notes,
-                embeds=engine.embedding_dimensions > 0,
-                generates=engine.generates,
-                embedding_dimensions=engine.embedding_dimensions,
-                adapters=engine.adapters,
-            )
+        ready = WorkerReady(
+            protocol=PROTOCOL_VERSION,
+            pid=os.getpid(),
+            model=self.config.model_name,
+            device=self.config.device,
+            max_context_tokens=core.max_context_tokens,
+            kv_pages_total=engine.num_pages,
+            page_tokens=engine.page_tokens,
+            load_s=load_s,
+            kernels=engine.kernels,
+            notes=engine.notes,
+            embeds=engine.embedding_dimensions > 0,
+            generates=engine.generates,
+            embedding_dimensions=engine.embedding_dimensions,
+            adapters=engine.adapters,
+            read_bytes=engine.read_bytes,
+            read_s=engine.read_s,
+            disk_bytes_per_s=disk_rate,
         )
+        log.info("weights_read %s", read_figures(ready))
+        self._send(ready)
         return engine
 
     def _loop(self, engine: BuiltEngine) -> None:

@@ -23,7 +23,7 @@ from daemon.workers.incarnation import Incarnation, Launch, log_path
 from daemon.workers.states import WorkerState, may_become
 from daemon.workers.view import ExitInfo, WorkerView
 from engine.errors import BayardError, WorkerLost
-from engine.messages import ErrorInfo, Knobs, WorkerConfig, WorkerReady
+from engine.messages import ErrorInfo, Knobs, WorkerConfig, WorkerReady, read_figures
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
@@ -240,7 +240,8 @@ class ManagedWorker:
         self._history.was_ready(run_id, now.pid)
         if self.config.knobs != now.config.knobs:  # they were changed while it loaded
             await now.client.set_knobs(self.config.knobs)
-        self._become(WorkerState.READY, f"loaded in {now.ready.load_s:.1f} s", device=now.ready.device)
+        loaded = f"loaded in {now.ready.load_s:.1f} s; weights: {read_figures(now.ready)}"
+        self._become(WorkerState.READY, loaded, device=now.ready.device)
         await now.until_over(self._stop)
         self._traffic.remove(self.name)
         self._become(WorkerState.DRAINING, self._stop_reason, inflight=now.client.inflight)
