@@ -42,7 +42,7 @@ class LostWhileIdle(CpuDevice):
 def test_worker_of_a_lost_device_says_so_and_exits_with_70(when, tmp_path, monkeypatch):
     device = LostWhileIdle() if when == "idle" else CpuDevice()
     core = core_of(PLAIN, model=LostInForward(PLAIN), device=device)
-    monkeypatch.setattr("engine.worker.build_engine", lambda config, progress: BuiltEngine(core, device, {}))
+    monkeypatch.setattr(Worker, "_load", lambda self: BuiltEngine(core, device, {}))
     monkeypatch.setattr("engine.worker.signal.signal", lambda number, handler: None)
     endpoint = f"ipc://{tmp_path}/w.sock"
     peer = zmq.Context.instance().socket(zmq.DEALER)
