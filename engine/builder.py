@@ -23,10 +23,13 @@ from engine.models import load_model
 from engine.models.adapters import AdapterBank
 from engine.models.encoder import load_encoder
 from engine.quantize.on_load import rounding_of
+from engine.runner.runner import ForwardModel
 from engine.spec import read_spec
 from engine.spec.adapter_spec import named, read_adapter
 from engine.spec.model_spec import ModelSpec
+from engine.speculative import Drafter
 from engine.speculative.loading import load_draft_model
+from engine.speculative.next_token_loading import load_next_token_layer
 from engine.text import load_text
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -96,13 +99,18 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
             f"A context of {config.max_context_tokens:,} tokens was asked for; {spec.name} was made for "
             f"{spec.max_context_tokens:,}, which is used."
         )
-    drafters = []
-    if config.draft_model_path:  # before the pages are counted: it takes its memory first
+    drafters: list[Drafter] = []
+    running: ForwardModel = model
+    if config.draft_model_path == config.model_path:  # before the pages are counted: it takes its memory first
+        own = load_next_token_layer(config, spec, model, device, dtype, kv_dtype, max_context, progress)
+        drafters.append(own)
+        running = own.target
+    elif config.draft_model_path:
         drafters.append(load_draft_model(config, spec, device, dtype, kv_dtype, max_context, progress))
     num_large = _num_large_pages(config, spec, layout, kv_dtype, max_context, device)
     progress("allocating", 0, num_large * layout.large_page_elements * kv_dtype.itemsize)
     core = EngineCore(
-        model,
+        running,
         layout,
         num_large_pages=num_large,
         kv_dtype=kv_dtype,

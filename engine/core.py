@@ -251,6 +251,7 @@ class EngineCore:
             return None
         if launched is None:
             return None
+        self.scheduler.speculation.observe(launched.chunks)
         launched.began = began
         for chunk in launched.chunks:
             self.scheduler.launched(chunk)

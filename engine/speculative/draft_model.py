@@ -35,6 +35,7 @@ class DraftModel:
 
     name = "draft model"
     free = False
+    _keeps_right_guesses = True  # what was computed of guesses that were right is as good as computed again
 
     def __init__(
         self,
@@ -81,6 +82,9 @@ class DraftModel:
                     active.append(shadow)
         return {request_id: draft for request_id, draft in drafts.items() if draft}
 
+    def observe(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Its own steps are all it needs."""
+
     def release(self, request_id: str) -> None:
         shadow = self._shadows.pop(request_id, None)
         if shadow is not None:
@@ -99,16 +103,20 @@ class DraftModel:
             shadow = self._shadows[request.id] = _Shadow(
                 Request(request.id, [], request.num_prompt, _GREEDY, 0, request.standing, request.order, pages)
             )
-        own = shadow.request
+        own, tokens = shadow.request, self._tokens_of(request)
         agree = shadow.known
-        most = min(len(own.token_ids), len(request.token_ids))
-        while agree < most and own.token_ids[agree] == request.token_ids[agree]:
+        most = min(len(own.token_ids), len(tokens)) if self._keeps_right_guesses else agree
+        while agree < most and own.token_ids[agree] == tokens[agree]:
             agree += 1
-        own.token_ids[agree:] = request.token_ids[agree:]
+        own.token_ids[agree:] = tokens[agree:]
         own.num_computed = min(own.num_computed, agree)
         shadow.known = len(own.token_ids)
         self.kv.computed(own.pages, own.token_ids, own.num_computed)
         return own
+
+    def _tokens_of(self, request: Request) -> list[int]:
+        """What the request's shadow is made of."""
+        return request.token_ids
 
     def _catch_up(self, shadows: list[Request]) -> list[Request]:
         """Compute what is missing of prompts, as far as a step may; the shadows that can guess now."""
@@ -129,7 +137,7 @@ class DraftModel:
         return [
             shadow
             for shadow in shadows
-            if shadow.num_uncomputed <= self._chunk_tokens and len(shadow.token_ids) < self._max_context_tokens
+            if 0 < shadow.num_uncomputed <= self._chunk_tokens and len(shadow.token_ids) < self._max_context_tokens
         ]
 
     def _chunk(self, shadow: Request, num_tokens: int) -> ScheduledChunk | None:

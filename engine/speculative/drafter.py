@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from engine.scheduler.chunk import ScheduledChunk
     from engine.scheduler.request import Request
 
 Wish = tuple["Request", int]  # a request, and the most guesses that are wanted for it
@@ -19,6 +20,10 @@ class Drafter(Protocol):
 
     def propose(self, wishes: Sequence[Wish]) -> dict[str, list[int]]:
         """Guesses by request id, none longer than wished; a request without any is left out."""
+        ...
+
+    def observe(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """A step of the model with these chunks is queued."""
         ...
 
     def release(self, request_id: str) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from engine.speculative.drafter import Wish
+
+if TYPE_CHECKING:
+    from engine.scheduler.chunk import ScheduledChunk
 
 
 class ForcedDrafter:
@@ -20,6 +24,9 @@ class ForcedDrafter:
             if forced:
                 found[request.id] = forced
         return found
+
+    def observe(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Tokens are all it needs."""
 
     def release(self, request_id: str) -> None:
         """Nothing is kept."""

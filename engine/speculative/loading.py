@@ -46,7 +46,7 @@ def load_draft_model(
     return DraftModel(
         model,
         layout,
-        num_large_pages=_pages(config, spec, layout, kv_dtype, context, device) + 1,
+        num_large_pages=pool_pages(config, spec, layout, kv_dtype, context, device) + 1,
         kv_dtype=kv_dtype,
         device=device,
         max_context_tokens=context,
@@ -56,9 +56,10 @@ def load_draft_model(
     )
 
 
-def _pages(
+def pool_pages(
     config: WorkerConfig, spec: ModelSpec, layout: PageLayout, kv_dtype: torch.dtype, context: int, device: Device
 ) -> int:
+    """Large pages for a drafter's own cache. Raises: DoesNotFit"""
     page_bytes = layout.large_page_elements * kv_dtype.itemsize
     free = device.free_bytes()
     chunk = config.knobs.prefill_chunk
@@ -92,5 +93,3 @@ def _check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
 
 def _shown(token: bytes) -> str:
     return repr(token.decode("utf-8", "replace")) if token else "nothing"
-
-

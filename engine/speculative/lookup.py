@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from engine.speculative.drafter import Wish
+
+if TYPE_CHECKING:
+    from engine.scheduler.chunk import ScheduledChunk
 
 SHORTEST = 2  # equal tokens that make a match; one says little
 LONGEST = 32  # ... that are compared
@@ -80,6 +84,9 @@ class LookupDrafter:
                 if draft:
                     found[request.id] = draft
         return found
+
+    def observe(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Tokens are all it needs."""
 
     def release(self, request_id: str) -> None:
         self._indexes.pop(request_id, None)

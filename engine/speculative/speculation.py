@@ -108,6 +108,11 @@ class Speculation:
             self.pace.note(len(chunks), guesses, step_s)
             self._since_baseline = self._since_baseline + 1 if guesses else 0
 
+    def observe(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """A step is queued: drafters may take what the model left of it."""
+        for drafter in self.drafters:
+            drafter.observe(chunks)
+
     def release(self, request_id: str) -> None:
         self._records.pop(request_id, None)
         self._plan.pop(request_id, None)

@@ -21,6 +21,9 @@ class FixedDrafter:
         self.asked += [count for _, count in wishes]
         return {request.id: [1] * count for request, count in wishes}
 
+    def observe(self, chunks):
+        pass
+
     def release(self, request_id):
         pass
 
