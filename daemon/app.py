@@ -32,6 +32,7 @@ from daemon.workers.supervisor import Supervisor
 from engine.errors import BayardError, ModelNotFound
 
 if TYPE_CHECKING:
+    from daemon.batches.desk import BatchDesk
     from daemon.models.aliases import Aliases
     from daemon.models.operations import Operations
     from daemon.models.record import ModelRecord
@@ -108,6 +109,7 @@ class Appliance:
     tenants: TenantService
     serving: ServingPath
     embedding: EmbeddingPath
+    batches: BatchDesk
     responses: ResponseArchive
     controller: PlanController
 
@@ -187,6 +189,7 @@ class Appliance:
         before, self.state = self.state, ApplianceState.DRAINING
         self.events.publish("appliance", "bayard", before, self.state, "stop asked")
         self.tenants.admission.draining = True
+        await self._runner.stop()  # its requests are not waited for: they go on after the next start
         deadline = time.monotonic() + self.settings.workers.stop_grace_s
         while len(self.serving.live) and time.monotonic() < deadline:
             if await _set_within(self._hurry, DRAIN_POLL_S):
@@ -243,6 +246,8 @@ class Appliance:
         )
 
     def _build(self) -> None:
+        from daemon.batches.desk import BatchDesk
+        from daemon.batches.shelf import Shelf
         from daemon.models.operations import Operations
         from daemon.responses.archive import ResponseArchive
         from daemon.serving.embedding import EmbeddingPath
@@ -261,9 +266,16 @@ class Appliance:
         self.models, self.plans, self.rules, self.desk = parts.models, parts.plans, parts.rules, parts.desk
         self.operations = Operations()
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
-        self.serving = ServingPath(self.tenants, self.router, self.metrics, max_choices=settings.limits.max_choices)
+        self.serving = ServingPath(
+            self.tenants,
+            self.router,
+            self.metrics,
+            max_choices=settings.limits.max_choices,
+            retry_within_s=settings.limits.retry_within_s,
+        )
         self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, self.serving.settlement)
         self.responses = ResponseArchive(self.store, settings.limits.stored_response_days)
+        self.batches = BatchDesk(self.store, Shelf(settings.files_dir), settings.batches)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
@@ -279,6 +291,7 @@ class Appliance:
 
     async def _open(self) -> None:
         from daemon.api.admin import PeerProtocol, build_admin_app
+        from daemon.api.batches.running import build_runner
         from daemon.api.guard import GuardedProtocol
         from daemon.api.http import build_app
 
@@ -301,6 +314,8 @@ class Appliance:
         # started last and so stopped first: streams that are cut still get their error event through the servers
         await self._start_part("supervisor", _nothing, self._stop_workers)
         await self._start_part("controller", self.controller.start, self.controller.stop)
+        self._runner = build_runner(self, self.events)
+        await self._start_part("batches", self._runner.start, self._runner.stop)
 
     async def _open_grpc(self) -> None:
         from daemon.api.grpc.server import build_server

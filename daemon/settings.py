@@ -9,6 +9,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 
+from daemon.batches.hours import read_hours
+
 UNIX_PATH_MAX_BYTES = 107  # sun_path of a Linux unix socket, less its closing zero
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -101,10 +103,34 @@ class LimitSettings(Section):
         default=256, ge=1, description="Requests waiting over all tenants; one more is answered queue_full."
     )
     max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Largest request body.")
+    retry_within_s: Seconds = Field(
+        default=30.0,
+        description="A request that a lost worker had not begun waits so long for another, or for its restart.",
+    )
     max_choices: int = Field(default=8, ge=1, le=128, description="Largest n of one request.")
     stored_response_days: int = Field(
         default=30, ge=0, le=3650, description="Days that answers of /v1/responses are kept where their clients ask so."
     )
+
+
+class BatchSettings(Section):
+    hours: str = Field(
+        default="idle",
+        description='When batches may run: "idle" is whenever no other request is here; "22:00-06:00" is between '
+        "these times in schedule.timezone, below every other request.",
+    )
+    parallel: int = Field(default=8, ge=1, le=1024, description="Requests of all batches that run at once.")
+    max_file_bytes: int = Field(default=200 << 20, ge=1024, description="Largest uploaded file.")
+    max_stored_bytes: int = Field(default=2 << 30, ge=1024, description="Files of one tenant together.")
+    max_lines: int = Field(default=50_000, ge=1, description="Most requests of one batch.")
+    max_open: int = Field(default=100, ge=1, description="Batches of one tenant that have not ended.")
+    keep_days: int = Field(default=30, ge=1, le=3650, description="How long files and ended batches are kept.")
+
+    @field_validator("hours")
+    @classmethod
+    def _known_hours(cls, value: str) -> str:
+        read_hours(value)
+        return value
 
 
 class ScheduleSettings(Section):
@@ -135,6 +161,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     workers: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
+    batches: BatchSettings = BatchSettings()
     schedule: ScheduleSettings = ScheduleSettings()
 
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
@@ -165,6 +192,11 @@ class Settings(Section):
     @property
     def models_dir(self) -> Path:
         return self.state_dir / "models"
+
+    @property
+    def files_dir(self) -> Path:
+        """What clients uploaded and batches wrote."""
+        return self.state_dir / "files"
 
     @property
     def logs_dir(self) -> Path:

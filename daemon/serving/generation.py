@@ -13,6 +13,7 @@ from daemon.serving.choice import ChoiceDecoder
 from daemon.serving.events import ChoiceEvent, Event, Failed, Finished, TextDelta, TokenUsage
 from daemon.serving.live import LiveRequest, RequestState
 from daemon.serving.merge import closing_stream, merge
+from daemon.serving.retry import Retry, begun_once
 from daemon.serving.settlement import Ending
 from engine.errors import BayardError, Cancelled, RequestError, WorkerError, WorkerLost, error_of
 from engine.messages import FinishReason, SamplingParams, Submit, TokenDelta
@@ -59,6 +60,7 @@ class Generation:
         plans: list[ChoicePlan],
         terms: Terms,
         on_end: Callable[[Generation, Ending], None],
+        retry: Retry,
     ) -> None:
         self.live = live
         self.created = int(time.time())
@@ -67,6 +69,7 @@ class Generation:
         self._plans = plans
         self._terms = terms
         self._on_end = on_end
+        self._retry = retry
         self._ended = False
         self._events: AsyncGenerator[Event, None] | None = None
         self._cached_tokens = [0] * len(plans)
@@ -119,7 +122,8 @@ class Generation:
                     yield TextDelta(index, plan.echo)
                 if plan.sampling is None:
                     yield self._decoders[index].end_empty()
-            async with aclosing(self._deltas()) as deltas:
+            again = begun_once(self._deltas, self._retry, self._go_to, self._terms.deadline_mono)
+            async with aclosing(again) as deltas:
                 async for index, delta in deltas:
                     decoder = self._decoders[index]
                     if delta.finish is not None:
@@ -174,6 +178,10 @@ class Generation:
             async with aclosing(merge(streams)) as merged:
                 async for at, delta in merged:
                     yield indices[at], delta
+
+    def _go_to(self, replica: Replica) -> None:
+        self._replica = replica
+        self.live.worker = replica.worker
 
     def _submit(self, index: int) -> Submit:
         plan = self._plans[index]

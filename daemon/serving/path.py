@@ -17,6 +17,7 @@ from daemon.serving.prepare import PreparedPrompt, is_quick, prepare_prompts, re
 from daemon.serving.recent import RecentRequests
 from daemon.serving.request import Endpoint, GenerationRequest
 from daemon.serving.reserve import reserve_tokens
+from daemon.serving.retry import Retry
 from daemon.serving.settlement import Settlement
 from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
@@ -28,18 +29,28 @@ if TYPE_CHECKING:
     from daemon.telemetry.metrics import Metrics
 
 MAX_TEXT_THREADS = 4
+RETRY_WITHIN_S = 30.0
 
 
 class ServingPath:
     """Owner: the Appliance. Used on the event loop; text work runs in threads of its own."""
 
-    def __init__(self, tenants: TenantService, router: Router, metrics: Metrics, *, max_choices: int) -> None:
+    def __init__(
+        self,
+        tenants: TenantService,
+        router: Router,
+        metrics: Metrics,
+        *,
+        max_choices: int,
+        retry_within_s: float = RETRY_WITHIN_S,
+    ) -> None:
         self.live = LiveRequests()
         self.recent = RecentRequests()
         self.settlement = Settlement(tenants, router, metrics, self.live, self.recent)
         self._tenants = tenants
         self._router = router
         self._max_choices = max_choices
+        self._retry_within_s = retry_within_s
         tenants.usage.on_lost = metrics.usage_unrecorded.inc
         self._text_threads = ThreadPoolExecutor(min(MAX_TEXT_THREADS, os.cpu_count() or 1), thread_name_prefix="text")
 
@@ -118,6 +129,11 @@ class ServingPath:
             plans,
             terms,
             on_end=lambda ended, ending: self.settlement.ended(ended.live, ticket, principal, ending),
+            retry=Retry(
+                find=lambda: self._router.replica_for(request.model),
+                wanted=lambda: not (live.cancelled or self._tenants.admission.draining),
+                within_s=self._retry_within_s,
+            ),
         )
         live.worker = replica.worker
         live.prompt_tokens = generation.prompt_tokens
