@@ -133,6 +133,12 @@ class Exchange:
         return headers
 
     def _check_media_type(self) -> None:
+        coding = (self.header(b"content-encoding") or b"identity").strip().lower()
+        if coding != b"identity":
+            shown = coding.decode("latin-1")[:64]
+            raise RouteRefusal(
+                route_error(415, "unsupported_media_type", f"The body must not be encoded; its encoding is {shown}.")
+            )
         kind = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
         if kind != b"application/json" and not kind.endswith(b"+json"):
             shown = kind.decode("latin-1")[:64] or "none"

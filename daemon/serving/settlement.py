@@ -95,7 +95,8 @@ class Settlement:
             )
         )
         if ending.error is not None:
-            log.warning(
+            fault = ending.error.http_status >= 500  # the rest is the client's own, and told to it
+            (log.warning if fault else log.info)(
                 "request_failed",
                 request=live.id,
                 tenant=live.tenant,

@@ -311,3 +311,10 @@ async def test_body_that_trickles_is_given_up(services: FakeServices, monkeypatc
         trickling.cancel()
         writer.close()
         assert answer.startswith(b"HTTP/1.1 400")
+
+
+async def test_encoded_body_is_415(http: httpx.AsyncClient) -> None:
+    headers = JSON | {"content-encoding": "gzip"}
+    response = await http.post(CHAT, content=b"\x1f\x8b", headers=headers)
+    assert response.status_code == 415
+    assert "gzip" in error_of(response)["message"]
