@@ -10,14 +10,13 @@ import torch
 from engine.errors import DeviceLost
 from engine.scheduler.chunk import ScheduledChunk
 
-MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "memoryallocation")
 # A context of the device API that has seen one of these never works again.
 LOST_SIGNS = (
     "CUDA error",
     "HIP error",
     "MUSA error",
     "cudaError",
-    "cudaErrorECC",
     "device-side assert",
     "unspecified launch failure",
     "an illegal memory access",

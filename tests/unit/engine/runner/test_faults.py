@@ -156,6 +156,8 @@ def test_a_lost_device_ends_the_worker_at_once_with_what_happened(text, where):
         (RuntimeError("CUDA error: out of memory"), True, False),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True, False),
         (MemoryError(), True, False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, False),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), False, True),
         (torch.AcceleratorError("CUDA error: device-side assert triggered", 710), False, True),
         (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), False, False),
         (ValueError("CUDA error"), False, False),
