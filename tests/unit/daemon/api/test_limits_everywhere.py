@@ -46,8 +46,7 @@ async def test_every_keyed_route_is_under_the_rate(services: FakeServices, base_
         for route in PublicApp(services).table.routes:
             if route.auth is not AuthRule.KEY:
                 continue
-            path = route.path + "x" if route.path.endswith("/") else route.path
-            answer = await client.request(route.method, path.replace("{id}", "x"), json={})
+            answer = await client.request(route.method, route.template.replace("{id}", "x"), json={})
             assert answer.status_code == 429, f"{route.method} {route.path}: {answer.status_code}"
             assert answer.headers["x-ratelimit-remaining-requests"] == "0"
             assert float(answer.headers["retry-after"]) > 0
