@@ -22,7 +22,7 @@ TOKENS = 12
 
 
 def with_layer(case: str, folder: Path, *, shared_ends: bool = False) -> tuple[Any, int, dict[str, torch.Tensor]]:
-    """A model saved with its last layer made one for speculation: the whole, that layer's number, what leads into it."""
+    """A model saved with its last layer made one for speculation: the whole, the layer, what leads into it."""
     whole = saved_model(case, folder)
     config_path = folder / "config.json"
     config = json.loads(config_path.read_text())
