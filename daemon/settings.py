@@ -52,6 +52,22 @@ class GrpcSettings(Section):
     )
 
 
+class TlsSettings(Section):
+    enabled: bool = Field(default=False, description="Whether HTTP and gRPC are served with TLS.")
+    cert_file: str = Field(
+        default="", description="The server's certificate and its chain, PEM; empty is what `bayard tls init` made."
+    )
+    key_file: str = Field(default="", description="Its private key, PEM; empty is what `bayard tls init` made.")
+    client_certificates: Literal["none", "asked", "required"] = Field(
+        default="none", description="Whether clients show certificates of their own, beside their keys."
+    )
+    client_ca_file: str = Field(default="", description="The authority that signs clients' certificates, PEM.")
+    admin_host: str = Field(default="127.0.0.1", description="Address of the admin API's TLS port.")
+    admin_port: Port | None = Field(
+        default=None, description="Port of the admin API with TLS and admin keys; none by default, 0 takes a free one."
+    )
+
+
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least important line written."
@@ -158,6 +174,7 @@ class Settings(Section):
     )
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
+    tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     workers: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()

@@ -9,6 +9,7 @@ import msgspec
 
 from daemon import __version__
 from daemon.api.anthropic.request import CountBody, MessagesBody
+from daemon.api.batches.handlers import BatchBody
 from daemon.api.dialect import OVERLOADED, Dialect, dialect_of
 from daemon.api.embeddings.request import EmbeddingsBody
 from daemon.api.embeddings.rerank import RerankBody
@@ -34,6 +35,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/rerank": RerankBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
+    "/v1/batches": BatchBody,
     "/api/chat": ollama.ChatBody,
     "/api/generate": ollama.GenerateBody,
     "/api/embed": ollama.EmbedBody,
@@ -41,6 +43,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/api/show": ollama.ShowBody,
 }
 QUERIES = {
+    ("GET", "/v1/files"): ("limit", "order", "after", "purpose"),
+    ("GET", "/v1/batches"): ("limit", "order", "after"),
     ("GET", "/v1/responses/{id}"): ("stream",),
     ("GET", "/v1/responses/{id}/input_items"): ("limit", "order", "after"),
 }

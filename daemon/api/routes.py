@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from daemon.api import health, openapi
 from daemon.api.anthropic.handlers import Messages, count_tokens
+from daemon.api.batches import files
+from daemon.api.batches import handlers as batches
 from daemon.api.embeddings import handlers as embedding
 from daemon.api.exchange import Exchange
 from daemon.api.ollama import catalogue
@@ -102,6 +104,15 @@ def public_routes(keeper: StreamKeeper) -> list[Route]:
         Route("POST", "/v1/rerank", AuthRule.KEY, embedding.rerank_documents),
         Route("POST", "/v1/messages", AuthRule.KEY, messages.messages),
         Route("POST", "/v1/messages/count_tokens", AuthRule.KEY, count_tokens),
+        Route("POST", "/v1/files", AuthRule.KEY, files.upload),
+        Route("GET", "/v1/files", AuthRule.KEY, files.list_files),
+        Route("GET", "/v1/files/", AuthRule.KEY, files.retrieve_file),
+        Route("DELETE", "/v1/files/", AuthRule.KEY, files.delete_file),
+        Route("GET", "/v1/files/", AuthRule.KEY, files.file_content, "/content"),
+        Route("POST", "/v1/batches", AuthRule.KEY, batches.create_batch),
+        Route("GET", "/v1/batches", AuthRule.KEY, batches.list_batches),
+        Route("GET", "/v1/batches/", AuthRule.KEY, batches.retrieve_batch),
+        Route("POST", "/v1/batches/", AuthRule.KEY, batches.cancel_batch, "/cancel"),
         Route("POST", "/api/chat", AuthRule.KEY, ollama.chat),
         Route("POST", "/api/generate", AuthRule.KEY, ollama.generate),
         Route("POST", "/api/embed", AuthRule.KEY, embed_texts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from daemon.batches.desk import BatchDesk
     from daemon.models.record import ModelRecord
     from daemon.responses.archive import ResponseArchive
     from daemon.router import Router
@@ -37,6 +38,8 @@ class Services(Protocol):
     def embedding(self) -> EmbeddingPath: ...
     @property
     def responses(self) -> ResponseArchive: ...
+    @property
+    def batches(self) -> BatchDesk: ...
     @property
     def metrics(self) -> Metrics: ...
     @property

@@ -187,6 +187,14 @@ class TenantService:
                 quota = quotas.day if period is Period.DAY else quotas.month
                 quota.window(now).used += tokens
 
+    def principal_of(self, key_id: str) -> Principal | None:
+        """Who a key stands for now; None where it may not generate any more."""
+        for key, principal in self._principals.values():
+            if key.id == key_id:
+                good = key.usable_at(utc_now()) and may(principal.role, Need.INFERENCE)
+                return principal if good and principal.tenant_id not in self._suspended else None
+        return None
+
     async def _change(self, fn: Callable[[Session], R]) -> R:
         result = await self._store.write(fn)
         await self._refresh()

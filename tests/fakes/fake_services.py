@@ -13,6 +13,8 @@ from typing import Any
 import uvicorn
 
 from daemon.responses.archive import ResponseArchive
+from daemon.batches.desk import BatchDesk
+from daemon.batches.shelf import Shelf
 from daemon.models.record import ModelRecord
 from daemon.router import Replica, Router
 from daemon.serving.embedding import EmbeddingPath
@@ -47,6 +49,7 @@ class FakeServices:
     router: Router
     serving: ServingPath
     embedding: EmbeddingPath
+    batches: BatchDesk
     responses: ResponseArchive
     metrics: Metrics
     supervisor: FakeSupervisor
@@ -98,9 +101,10 @@ async def fake_services(folder: Path, key: str | None = None, **limits: int) -> 
     embedding = EmbeddingPath(tenants, router, serving.live, serving.settlement)
     engine = FakeEngine()
     add_replica(router, MODEL, engine)
+    batches = BatchDesk(store, Shelf(settings.files_dir), settings.batches)
     responses = ResponseArchive(store, settings.limits.stored_response_days)
     services = FakeServices(
-        settings, store, tenants, router, serving, embedding, responses, metrics, FakeSupervisor(), engine
+        settings, store, tenants, router, serving, embedding, batches, responses, metrics, FakeSupervisor(), engine
     )
     services.key = key or await services.new_key("demo")
     try:

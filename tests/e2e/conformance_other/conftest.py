@@ -48,7 +48,7 @@ def idle(daemon: Daemon, within_s: float) -> float:
 @pytest.fixture(scope="session")
 def served(smollm_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="bd-") as folder:
-        daemon = Daemon(Path(folder))
+        daemon = Daemon(Path(folder), {"BAYARD_LIMITS_MAX_QUEUE": "1000"})  # a crowd may come
         daemon.command("models", "import", str(smollm_path), "--name", MODEL, "--link")
         encoder = _encoder(request)
         if encoder is not None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from daemon.api.anthropic.request import MessagesBody
+from daemon.api.batches.handlers import BatchBody
 from daemon.api.embeddings.request import EmbeddingsBody
 from daemon.api.embeddings.rerank import RerankBody
 from daemon.api.grpc.gen import bayard_pb2 as pb
@@ -15,6 +16,7 @@ from daemon.api.openai.chat_request import ChatBody
 from daemon.api.openai.completion_request import CompletionBody
 from daemon.api.routes import public_table
 
+OLLAMA = (ollama.ChatBody, ollama.GenerateBody, ollama.EmbedBody)
 TEXT = (Path(__file__).resolve().parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
 
 
@@ -30,7 +32,7 @@ def test_every_route_and_service_is_documented() -> None:
 
 def test_every_field_beyond_openai_is_documented() -> None:
     told = TEXT.split("## Beyond OpenAI")[1].split("## Admin API")[0]
-    bodies = (EmbeddingsBody, RerankBody, MessagesBody, ollama.ChatBody, ollama.GenerateBody, ollama.EmbedBody)
+    bodies = (BatchBody, EmbeddingsBody, RerankBody, MessagesBody, *OLLAMA)
     common = {"model", "prompt", "raw", "shift"}
     for body in bodies:
         for field in set(body.__struct_fields__) - common:

@@ -1,0 +1,1 @@
+"""/v1/files and /v1/batches: offline jobs, as OpenAI's clients ask for them."""

@@ -1,0 +1,388 @@
+"""Files and batches through the official client: run when idle, once each, over restarts, within one tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import httpx
+import openai
+import pytest
+
+from daemon.api.batches.running import build_runner
+from daemon.api.http import build_app
+from daemon.batches import lines
+from daemon.batches.desk import read_window
+from daemon.batches.hours import read_hours
+from daemon.batches.run import PRIORITY
+from daemon.batches.runner import BatchRunner
+from daemon.settings import BatchSettings
+from daemon.store.base import utc_now
+from daemon.tenants.limits import TenantLimits
+from engine.errors import InvalidParameter
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_services import MODEL, TESTER, FakeServices, add_replica, fake_services, http_server
+
+CHAT = "/v1/chat/completions"
+OVER = ("completed", "failed", "expired", "cancelled")
+ODD = ["/v1/files/..%2f..%2fbayard.db/content", "/v1/files/file-x/content", "/v1/batches/%00"]
+
+
+def line(number: int, **body: Any) -> dict[str, Any]:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5, **body}
+    return {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": asked}
+
+
+def jsonl(*given: Any) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in given).encode()
+
+
+@asynccontextmanager
+async def running(services: FakeServices) -> AsyncIterator[BatchRunner]:
+    runner = build_runner(services)
+    await runner.start()
+    try:
+        yield runner
+    finally:
+        await runner.stop()
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[FakeServices]:
+    async with fake_services(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def url(services: FakeServices) -> AsyncIterator[str]:
+    async with http_server(build_app(services)) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(services: FakeServices, url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=services.key, max_retries=0) as made:
+        yield made
+
+
+async def begin(client: openai.AsyncOpenAI, *given: Any, endpoint: Any = CHAT) -> Any:
+    file = await client.files.create(file=("in.jsonl", jsonl(*given)), purpose="batch")
+    return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str, within_s: float = 10.0) -> Any:
+    async with asyncio.timeout(within_s):
+        while (batch := await client.batches.retrieve(batch_id)).status not in OVER:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return batch
+
+
+async def answers(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+    if file_id is None:
+        return {}
+    read = [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
+    found = {one["custom_id"]: one for one in read}
+    assert len(found) == len(read)
+    return found
+
+
+async def test_batch_runs_every_line_once_and_below_all_others(
+    client: openai.AsyncOpenAI, services: FakeServices
+) -> None:
+    async with running(services):
+        batch = await begin(client, *(line(number) for number in range(20)), line(20, temperature=9))
+        assert (batch.status, batch.output_file_id) == ("validating", None)
+        done = await ended(client, batch.id)
+    assert done.status == "completed"
+    assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (21, 20, 1)
+    good, bad = await answers(client, done.output_file_id), await answers(client, done.error_file_id)
+    assert {int(one[1:]) for one in good} == set(range(20))
+    for one in good.values():
+        assert one["response"]["status_code"] == 200
+        assert one["response"]["body"]["choices"][0]["message"]["content"] == "Hello"
+    assert bad["r20"]["response"]["status_code"] == 400
+    assert bad["r20"]["response"]["body"]["error"]["param"] == "temperature"
+    assert {submitted.priority for submitted in services.engine.submitted} == {PRIORITY}
+    assert services.engine.peak_open <= services.settings.batches.parallel
+    assert done.in_progress_at <= done.finalizing_at <= done.completed_at
+    files = [file async for file in client.files.list()]
+    assert {file.purpose for file in files} == {"batch", "batch_output"}
+
+
+async def test_batch_of_embeddings(client: openai.AsyncOpenAI, services: FakeServices) -> None:
+    add_replica(services.router, "embedder", FakeEngine(), dimensions=8)
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "embedder", "input": "x"}}
+    async with running(services):
+        batch = await ended(client, (await begin(client, asked, endpoint="/v1/embeddings")).id)
+    assert batch.status == "completed", batch.errors
+    found = await answers(client, batch.output_file_id)
+    assert len(found["a"]["response"]["body"]["data"][0]["embedding"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "at"),
+    [
+        (b"\n", "empty_file", None),
+        (b"{", "invalid_request", 1),
+        (jsonl(line(0), {**line(1), "method": "GET"}), "invalid_method", 2),
+        (jsonl({**line(0), "url": "/v1/completions"}), "invalid_url", 1),
+        (jsonl(line(0), line(0)), "duplicate_custom_id", 2),
+        (jsonl(line(0, stream=True)), "invalid_request", 1),
+        (jsonl({**line(0), "custom_id": ""}), "invalid_request", 1),
+    ],
+)
+async def test_wrong_file_fails_the_batch_before_anything_runs(
+    client: openai.AsyncOpenAI, services: FakeServices, given: bytes, code: str, at: int | None
+) -> None:
+    file = await client.files.create(file=("in.jsonl", given), purpose="batch")
+    async with running(services):
+        made = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batch = await ended(client, made.id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, at)
+    assert not services.engine.submitted
+
+
+async def test_restart_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    """The daemon is stopped in the middle, and a line of the answers is cut off as by a crash."""
+    async with fake_services(tmp_path) as services, http_server(build_app(services)) as url:
+        services.engine.token_s = 0.01
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=services.key) as client, running(services):
+            made = await begin(client, *(line(number) for number in range(40)))
+            async with asyncio.timeout(10):
+                while len(services.engine.submitted) < 20:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        await services.freed()
+        (record,) = await services.batches.open_batches()
+        assert record.output_file_id is not None
+        path = services.batches.shelf.path(record.output_file_id)
+        before = lines.answered_ids(path)
+        assert 0 < len(before) < 40
+        with path.open("ab") as file:
+            file.write(b'{"id":"batch_req_1","custom_id":"r39","respo')
+        key, first = services.key, len(services.engine.submitted)
+    async with fake_services(tmp_path, key) as services, http_server(build_app(services)) as url:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=services.key) as client, running(services):
+            batch = await ended(client, made.id)
+            found = await answers(client, batch.output_file_id)
+        assert (batch.request_counts.completed, len(found)) == (40, 40)
+        assert len(services.engine.submitted) == 40 - len(before)
+        assert first >= len(before)
+
+
+async def test_cancel_keeps_what_is_done(client: openai.AsyncOpenAI, services: FakeServices) -> None:
+    services.engine.token_s = 0.005
+    async with running(services) as runner:
+        batch = await begin(client, *(line(number) for number in range(200)))
+        async with asyncio.timeout(10):
+            while len(services.engine.submitted) < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        cancelling = await client.batches.cancel(batch.id)
+        assert cancelling.status == "cancelling"
+        done = await ended(client, batch.id)
+        assert done.status == "cancelled"
+        found = await answers(client, done.output_file_id)
+        assert 0 < len(found) == done.request_counts.completed < 200
+        await services.freed()
+        with pytest.raises(openai.BadRequestError):
+            await client.batches.cancel(batch.id)
+        assert runner.active == 0
+
+
+async def test_others_go_first(client: openai.AsyncOpenAI, services: FakeServices) -> None:
+    """While somebody waits for a request no line begins."""
+    services.engine.hold = asyncio.Event()
+    waiting = asyncio.create_task(
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    )
+    while not services.engine.open:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    async with running(services):
+        batch = await begin(client, line(0))
+        await asyncio.sleep(0.5)
+        assert len(services.engine.submitted) == 1
+        services.engine.hold.set()
+        await waiting
+        assert (await ended(client, batch.id)).status == "completed"
+
+
+async def test_quota_is_waited_for(
+    client: openai.AsyncOpenAI, services: FakeServices, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.batches.run.LONGEST_PAUSE_S", 0.05)
+    key = await services.new_key("slow", TenantLimits(requests_per_minute=1, max_concurrency=1))
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as slow, running(services):
+        batch = await begin(slow, line(0), line(1))
+        async with asyncio.timeout(5):
+            while not services.engine.submitted:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        actor = TESTER
+        await services.tenants.set_limits(actor, "slow", TenantLimits())
+        done = await ended(slow, batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
+
+
+async def test_window_that_ends_expires_the_rest(client: openai.AsyncOpenAI, services: FakeServices) -> None:
+    batch = await begin(client, line(0), line(1))
+    (record,) = await services.batches.open_batches()
+    past = utc_now() - timedelta(seconds=1)
+    await services.batches.change(record.tenant_id, record.id, lambda found: replace(found, expires_at=past))
+    async with running(services):
+        done = await ended(client, batch.id)
+    assert done.status == "expired"
+    bad = await answers(client, done.error_file_id)
+    assert {one["error"]["code"] for one in bad.values()} == {"batch_expired"}
+    assert done.request_counts.failed == 2
+
+
+async def test_revoked_key_ends_its_batch(client: openai.AsyncOpenAI, services: FakeServices, url: str) -> None:
+    key = await services.new_key("other")
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key) as other:
+        await begin(other, line(0))
+    (record,) = await services.batches.open_batches()
+    await services.tenants.revoke_key(TESTER, record.key_id)
+    async with running(services):
+        async with asyncio.timeout(5):
+            while await services.batches.open_batches():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    assert not services.engine.submitted
+
+
+async def test_tenants_see_their_own_alone(client: openai.AsyncOpenAI, services: FakeServices, url: str) -> None:
+    batch = await begin(client, line(0))
+    key = await services.new_key("other")
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as other:
+        assert [one async for one in other.files.list()] == []
+        assert [one async for one in other.batches.list()] == []
+        for ask in (
+            lambda: other.files.retrieve(batch.input_file_id),
+            lambda: other.files.content(batch.input_file_id),
+            lambda: other.files.delete(batch.input_file_id),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await ask()
+
+
+async def test_file_can_be_read_deleted_and_not_while_it_is_used(client: openai.AsyncOpenAI) -> None:
+    batch = await begin(client, line(0))
+    assert (await client.files.content(batch.input_file_id)).content == jsonl(line(0))
+    with pytest.raises(openai.BadRequestError, match="is read by"):
+        await client.files.delete(batch.input_file_id)
+    free = await client.files.create(file=("x.jsonl", b"{}\n"), purpose="batch")
+    assert (await client.files.delete(free.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve(free.id)
+    pages = [file.id async for file in client.files.list(limit=1)]
+    assert pages == [batch.input_file_id]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files/..%2f..%2fbayard.db/content", "/v1/files/file-x/content", "/v1/batches/%00"]
+)
+async def test_odd_ids_are_not_found(services: FakeServices, url: str, path: str) -> None:
+    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http:
+        assert (await http.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "status"),
+    [
+        ({"purpose": "batch"}, None, 400),
+        ({"purpose": "fine-tune"}, {"file": ("a", b"{}\n")}, 400),
+        ({}, {"file": ("a", b"{}\n")}, 400),
+        ({"purpose": "batch", "odd": "1"}, {"file": ("a", b"{}\n")}, 400),
+        ({"purpose": "batch"}, {"file": ("a", b"")}, 400),
+        ({"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"},
+         {"file": ("a", b"{}\n")}, 200),
+        ({"purpose": "batch", "expires_after[seconds]": "1"}, {"file": ("a", b"{}\n")}, 400),
+    ],
+)  # fmt: skip
+async def test_upload_is_checked_and_leaves_nothing_when_refused(
+    services: FakeServices, url: str, fields: dict[str, str], files: Any, status: int
+) -> None:
+    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http:
+        response = await http.post("/v1/files", data=fields, files=files or {"x": (None, "y")})
+    assert response.status_code == status, response.text
+    stored = list(services.settings.files_dir.glob("*")) if services.settings.files_dir.exists() else []
+    assert len(stored) == int(status == 200)
+
+
+async def test_upload_bounds_are_those_set(services: FakeServices, url: str) -> None:
+    tight = BatchSettings(max_file_bytes=1024, max_stored_bytes=4096)
+    services.batches.settings = tight
+    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http:
+        large = await http.post(
+            "/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * (1024 + (64 << 10)))}
+        )
+        assert large.status_code in (413, 429)
+        assert (await http.post("/v1/files", content=b"x", headers={"content-type": "text/plain"})).status_code == 400
+        broken = await http.post(
+            "/v1/files", content=b"--b\r\nbroken", headers={"content-type": "multipart/form-data; boundary=b"}
+        )
+        assert broken.status_code == 400
+    assert not services.settings.files_dir.exists() or not list(services.settings.files_dir.iterdir())
+
+
+async def test_tidying_removes_what_has_expired(client: openai.AsyncOpenAI, services: FakeServices) -> None:
+    file = await client.files.create(file=("x.jsonl", b"{}\n"), purpose="batch")
+    kept = await begin(client, line(0))
+    far = utc_now() + timedelta(days=services.settings.batches.keep_days + 1)
+    await services.batches.tidy(far)
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve(file.id)
+    assert not services.batches.shelf.path(file.id).exists()
+    assert (await client.files.retrieve(kept.input_file_id)).id == kept.input_file_id
+    stranger = services.batches.shelf.new_id()
+    services.batches.shelf.append(stranger, b"x\n")
+    await services.batches.remove_strangers()
+    assert services.batches.shelf.path(stranger).exists()
+    await services.batches.remove_strangers(untouched_s=0.0)
+    assert not services.batches.shelf.path(stranger).exists()
+    assert services.batches.shelf.path(kept.input_file_id).exists()
+
+
+@pytest.mark.parametrize("window", ["", "24", "0h", "31d", "1000h", "-1h", "1m"])
+def test_window_that_is_none_is_refused(window: str) -> None:
+    with pytest.raises(InvalidParameter):
+        read_window(window)
+
+
+def test_window_is_hours_or_days() -> None:
+    assert (read_window("24h"), read_window("7d")) == (86_400, 604_800)
+
+
+@pytest.mark.parametrize(
+    ("hours", "at", "inside"),
+    [
+        ("idle", "03:00", True),
+        ("22:00-06:00", "21:59", False),
+        ("22:00-06:00", "22:00", True),
+        ("22:00-06:00", "05:59", True),
+        ("22:00-06:00", "06:00", False),
+        ("09:00-17:30", "17:29", True),
+        ("09:00-17:30", "17:30", False),
+    ],
+)
+def test_hours_include_their_begin_and_not_their_end(hours: str, at: str, inside: bool) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    now = datetime.fromisoformat(f"2026-03-10T{at}:00").replace(tzinfo=zone).astimezone(UTC)
+    assert read_hours(hours).include(now, zone) is inside
+
+
+@pytest.mark.parametrize("hours", ["", "22-6", "22:00-22:00", "24:00-06:00", "always"])
+def test_hours_that_are_none_are_refused(hours: str) -> None:
+    with pytest.raises(ValueError, match="idle"):
+        read_hours(hours)
