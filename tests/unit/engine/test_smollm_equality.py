@@ -29,10 +29,18 @@ def prompts(smollm_path: Path) -> list[list[int]]:
     return [text.render_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
 
 
-def engine(path: Path, *, kv_tokens: int = 16_384, **knobs: object) -> EngineCore:
+def engine(path: Path, *, kv_tokens: int = 16_384, swap_bytes: int = 0, **knobs: object) -> EngineCore:
     settings = {"max_running": 16, "token_budget": 512, "prefill_chunk": 256, **knobs}
     config = WorkerConfig(
-        "w", "smollm", str(path), "", kv_tokens=kv_tokens, max_context_tokens=2048, threads=2, knobs=Knobs(**settings)
+        "w",
+        "smollm",
+        str(path),
+        "",
+        kv_tokens=kv_tokens,
+        max_context_tokens=2048,
+        threads=2,
+        knobs=Knobs(**settings),
+        swap_bytes=swap_bytes,
     )
     return build_engine(config, lambda stage, done, total: None).core
 
@@ -103,6 +111,13 @@ def test_tokens_across_preemption_equal_those_alone(smollm_path, prompts, alone)
     core = engine(smollm_path, kv_tokens=336)
     assert run(core, prompts) == alone
     assert core.scheduler.preemptions_total > 0, "the pool was meant to be too small for all of them"
+
+
+def test_tokens_across_host_memory_equal_those_alone(smollm_path, prompts, alone):
+    core = engine(smollm_path, kv_tokens=336, swap_bytes=64 << 20)
+    assert run(core, prompts) == alone
+    stats = core.stats()
+    assert stats.swap_ins_total == stats.swap_outs_total > 0, "copying was meant to be the cheaper, as it is"
 
 
 def test_two_hundred_requests_at_once_all_end_once(smollm_path, prompts, alone):
