@@ -1,0 +1,101 @@
+"""Four-bit weights that look at activations: inputs scaled before rounding, and ranges cut where that costs least.
+
+Scaling: an input that is large on average gets a larger share of its group's range. The matrix is multiplied by s and
+whatever makes the input is divided by it, s being the mean size of the input to a power that is searched.
+Cutting: of several ranges for a group the one with the least error is kept, each input's error being weighed by the
+mean square of what multiplies it.
+Source: AWQ (MLSys'24) for the scaling; the weighing is that of importance matrices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.quant.coded_tensor import CodedTensor
+
+POWERS = tuple(step / 8 for step in range(9))
+CUTS = tuple(1.0 - 0.05 * step for step in range(8))
+SMALLEST = 1e-12
+SAMPLE_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class InputSample:
+    """What was seen of one input. Shapes: rows [m, K], mean_size [K], mean_square [K]; float32"""
+
+    rows: Tensor
+    mean_size: Tensor
+    mean_square: Tensor
+
+
+def sample_of(x: Tensor, rows: int = SAMPLE_ROWS) -> InputSample:
+    """Means over all rows, and some rows spread evenly over them. Shapes: x [M, K]"""
+    wide = x.to(torch.float32)
+    kept = torch.linspace(0, x.shape[0] - 1, min(rows, x.shape[0]), device=x.device).round().to(torch.int64)
+    return InputSample(wide[kept], wide.abs().mean(dim=0), wide.square().mean(dim=0))
+
+
+def best_scale(matrices: Sequence[Tensor], sample: InputSample, group: int) -> Tensor:
+    """What to multiply the columns of matrices with one input by, so that their outputs change least.
+
+    Shapes: matrices [N, K] float32 -> [K] float32; ones where no scaling is better
+    """
+    size = sample.mean_size.clamp_min(SMALLEST)
+    best, least = torch.ones_like(size), float("inf")
+    for power in POWERS:
+        scale = size.pow(power)
+        scale = (scale / (scale.amax() * scale.amin()).sqrt()).clamp(1e-4, 1e4)
+        error = 0.0
+        for matrix in matrices:
+            rounded = rounded_int4(matrix * scale, group).dequantize() / scale
+            error += float((sample.rows @ (matrix - rounded).T).square().sum())
+        if error < least:
+            best, least = scale, error
+    return best
+
+
+def rounded_int4(matrix: Tensor, group: int, weights: Tensor | None = None) -> CodedTensor:
+    """Four bits between the least and the largest of each group; with weights, between what costs least.
+
+    Shapes: matrix [N, K] float32; weights [K], of squared errors of each column -> (N, K)
+    """
+    rows, columns = matrix.shape
+    blocks = matrix.view(rows, -1, group)
+    importance = None if weights is None else weights.view(1, -1, group)
+    least, most = blocks.amin(dim=-1).clamp_max(0.0), blocks.amax(dim=-1).clamp_min(0.0)
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    best_error: Tensor | None = None
+    for cut in CUTS if importance is not None else (1.0,):
+        codes, scales, zeros = _codes(blocks, least * cut, most * cut)
+        if importance is None:
+            best = (codes, scales, zeros)
+            break
+        wide = (codes - zeros.unsqueeze(-1)) * scales.to(torch.float32).unsqueeze(-1)
+        error = ((blocks - wide).square() * importance).sum(dim=-1)
+        if best is None or best_error is None:
+            best, best_error = (codes, scales, zeros), error
+            continue
+        better = error < best_error
+        best = (
+            torch.where(better.unsqueeze(-1), codes, best[0]),
+            torch.where(better, scales, best[1]),
+            torch.where(better, zeros, best[2]),
+        )
+        best_error = torch.minimum(error, best_error)
+    assert best is not None
+    flat = best[0].to(torch.uint8).view(rows, columns)
+    packed = flat[:, 0::2] | (flat[:, 1::2] << 4)
+    return CodedTensor("int4", (rows, columns), packed, best[1], zeros=best[2].to(torch.uint8))
+
+
+def _codes(blocks: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Shapes: blocks [N, G, g]; least, most [N, G] -> codes [N, G, g] float32, scales [N, G] float16, zeros [N, G]"""
+    scales = ((most - least).clamp_min(SMALLEST) / 15.0).to(torch.float16).clamp_min(2.0**-24)
+    steps = scales.to(torch.float32)
+    zeros = (-least / steps).round().clamp(0, 15)
+    codes = ((blocks / steps.unsqueeze(-1)).round() + zeros.unsqueeze(-1)).clamp(0, 15)
+    return codes, scales, zeros

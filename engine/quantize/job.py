@@ -1,0 +1,157 @@
+"""One quantisation from beginning to end: resumable, a shard a layer, nothing left where it fails for good."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.errors import Conflict, InvalidParameter
+from engine.quant.encode import DEFAULT_GROUPS
+from engine.quantize.folder import check_folder, write_beside
+from engine.quantize.layer_rounding import LayerRounding
+from engine.quantize.learning import LayerInputs, learn
+from engine.quantize.source import Source
+from engine.quantize.stored_form import FORMATS, quantisation_config
+from engine.spec import read_spec
+from engine.spec.hf_folder import INDEX_FILE
+from engine.spec.model_spec import ModelSpec
+from engine.spec.precision import WeightPrecision
+from engine.text.loading import load_text
+
+STATE_FILE = "quantize.json"
+PARTIAL = ".partial"
+CALIBRATION_TOKENS = 2048
+LEARNING = (WeightPrecision.INT4, WeightPrecision.INT8_MIXED)
+GROUPS = (128, 64, 32, 16)
+
+Report = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeJob:
+    model_path: Path
+    precision: WeightPrecision
+    out: Path
+    text: str  # to learn from; "": nothing is learnt
+    device: str = "cpu"
+    restart: bool = False  # throw away what an interrupted run has left
+
+
+def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
+    """Write the folder job.out. Interrupted, it goes on where it stopped when it is asked for the same again.
+
+    Blocks: for as long as reading, learning and writing take; holds about two layers
+    Raises: Conflict when job.out is there, or what was begun is of another job; UnsupportedFormat
+    """
+    if job.precision not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise InvalidParameter(f"--to is {job.precision}.", f"Use one of {known}.", param="to")
+    spec = read_spec(job.model_path)
+    device = torch.device(job.device)
+    source = Source(spec, lambda done, total: report("reading", done, total), device)
+    partial = _begin(job, spec)
+    writer = _Writer(partial, len(spec.layers) + 2)
+    rounding = LayerRounding(source, job.precision, group_for(source.widths()))
+    writer.write(0, lambda: {t.name: t.numbers for t in source.of_model(("embed",))})
+    source.release()
+
+    def write_layer(index: int, inputs: LayerInputs | None) -> None:
+        writer.write(index + 1, lambda: rounding.tensors(index, source.layer(spec.layers[index]), inputs))
+        source.release()
+        report("quantising", index + 1, len(spec.layers))
+
+    if job.text and job.precision in LEARNING:
+        if not writer.has_all(range(1, len(spec.layers) + 1)):
+            tokens = load_text(spec).encode(job.text)[:CALIBRATION_TOKENS]
+            learn(
+                spec, tokens, job.precision, device, _dtype(device), write_layer, lambda d, t: report("learning", d, t)
+            )
+    else:
+        for layer in spec.layers:
+            write_layer(layer.index, None)
+    last = ("final_norm", "lm_head")
+    writer.write(len(spec.layers) + 1, lambda: {t.name: t.numbers for t in source.of_model(last)})
+    source.release()
+    writer.write_index()
+    write_beside(spec, partial, quantisation_config(job.precision, rounding.group, source.kept_modules()))
+    check_folder(spec, partial)
+    (partial / STATE_FILE).unlink()
+    partial.rename(job.out)
+    return read_spec(job.out)
+
+
+def group_for(widths: set[int]) -> int:
+    """The largest group of four-bit weights that divides all widths; one for all, as a configuration states it."""
+    most = DEFAULT_GROUPS["int4"]
+    return next((size for size in GROUPS if size <= most and all(width % size == 0 for width in widths)), GROUPS[-1])
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:
+    """The folder that is worked in, new or of the same job."""
+    if job.out.exists():
+        raise Conflict(f"{job.out} is there already.", "Give another --out, or remove it.")
+    partial = job.out.with_name(job.out.name + PARTIAL)
+    files = [(Path(file).name, Path(file).stat().st_size, Path(file).stat().st_mtime_ns) for file in spec.files]
+    asked = {
+        "files": [list(map(str, file)) for file in files],
+        "to": str(job.precision),
+        "text": hashlib.sha256(job.text.encode()).hexdigest() if job.precision in LEARNING else "",
+    }
+    state = partial / STATE_FILE
+    if partial.exists() and job.restart:
+        shutil.rmtree(partial)
+    if state.is_file() and json.loads(state.read_text(encoding="utf-8")) != asked:
+        raise Conflict(
+            f"{partial} holds what was begun with another model, text or precision.",
+            "Finish that one, or start anew with --restart.",
+        )
+    if partial.exists() and not state.is_file():
+        raise Conflict(f"{partial} is there, and is not of a quantisation.", "Give another --out, or remove it.")
+    partial.mkdir(parents=True, exist_ok=True)
+    state.write_text(json.dumps(asked), encoding="utf-8")
+    return partial
+
+
+class _Writer:
+    """Shards by number, each whole or not there. Owner: quantize."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        self._count = count
+
+    def path(self, number: int) -> Path:
+        return self._folder / f"model-{number + 1:05d}-of-{self._count:05d}.safetensors"
+
+    def has_all(self, numbers: range) -> bool:
+        return all(self.path(number).is_file() for number in numbers)
+
+    def write(self, number: int, make: Callable[[], dict[str, Tensor]]) -> None:
+        """Nothing where it is there already."""
+        path = self.path(number)
+        if path.is_file():
+            return
+        unfinished = path.with_suffix(".unfinished")
+        save_file(make(), unfinished, metadata={"format": "pt"})
+        unfinished.rename(path)
+
+    def write_index(self) -> None:
+        names: dict[str, str] = {}
+        for number in range(self._count):
+            with safe_open(self.path(number), framework="pt") as shard:
+                names |= dict.fromkeys(shard.keys(), self.path(number).name)
+        size = sum(self.path(number).stat().st_size for number in range(self._count))
+        index = {"metadata": {"total_size": size}, "weight_map": names}
+        (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

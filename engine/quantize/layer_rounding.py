@@ -1,0 +1,106 @@
+"""One layer's tensors rounded: what is scaled with what, and which tensors are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.rounding import NOWHERE, input_of
+from engine.quant.coded_tensor import CodedTensor
+from engine.quant.encode import encode, encode_mixed
+from engine.quantize.int4_search import InputSample, best_scale, rounded_int4
+from engine.quantize.learning import LayerInputs
+from engine.quantize.source import NamedTensor, Source
+from engine.quantize.stored_form import stored_parts
+from engine.spec.family import Norms
+from engine.spec.model_spec import MlpKind
+from engine.spec.precision import WeightPrecision
+
+NORM_OF = {"attn_in": "attn_norm", "mlp_in": "mlp_norm"}
+
+
+@dataclass(slots=True)
+class LayerRounding:
+    """Owner: one quantisation."""
+
+    source: Source
+    precision: WeightPrecision
+    group: int  # of four-bit weights
+
+    def tensors(self, index: int, found: list[NamedTensor], inputs: LayerInputs | None) -> dict[str, Tensor]:
+        """What is written for a layer. inputs: None where nothing was learnt."""
+        numbers = {tensor.role: tensor.numbers for tensor in found}
+        scales: dict[str, Tensor] = {}
+        if self.precision is WeightPrecision.INT4 and inputs is not None:
+            scales = self._fold_scales(index, numbers, found, inputs)
+        out: dict[str, Tensor] = {}
+        for tensor in found:
+            if not tensor.rounded:
+                out[tensor.name] = numbers[tensor.role].to("cpu").contiguous()
+                continue
+            matrix = numbers[tensor.role]
+            coded = self._rounded(matrix, tensor.role, inputs, scales.get(input_of(tensor.role)))
+            module = tensor.name.removesuffix(".weight")
+            parts = stored_parts(coded.to("cpu"), matrix.to("cpu"))
+            out |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+        return out
+
+    def _rounded(self, matrix: Tensor, role: str, inputs: LayerInputs | None, scale: Tensor | None) -> CodedTensor:
+        name = input_of(role)
+        match self.precision:
+            case WeightPrecision.INT4:
+                sample = None if inputs is None else inputs.samples.get(name)
+                weights = None if sample is None else sample.mean_square
+                if weights is not None and scale is not None:
+                    weights = weights / scale.square()  # of the input as it will be
+                return rounded_int4(matrix, self.group, weights)
+            case WeightPrecision.INT8_MIXED:
+                columns = NOWHERE if inputs is None else inputs.outliers.get(name, NOWHERE)
+                return encode_mixed(matrix, columns.to(matrix.device))
+        return encode(matrix, str(self.precision))
+
+    def _fold_scales(
+        self, index: int, numbers: dict[str, Tensor], found: list[NamedTensor], inputs: LayerInputs
+    ) -> dict[str, Tensor]:
+        """Multiply matrices' columns and divide what makes their inputs. Mutates: numbers. -> scales by input"""
+        scales: dict[str, Tensor] = {}
+        for name, sample in inputs.samples.items():
+            readers = [t.role for t in found if t.rounded and input_of(t.role) == name]
+            if not readers or not self._can_fold(name, index, numbers):
+                continue
+            scale = best_scale([numbers[role] for role in readers], _on(sample, numbers[readers[0]].device), self.group)
+            scales[name] = scale
+            for role in readers:
+                numbers[role] = numbers[role] * scale
+            if name == "mlp_inner":
+                self._divide_up(numbers, scale)
+            else:
+                norm = NORM_OF[name]
+                below_one = 1.0 if self.source.family.hf_norms_below_one else 0.0
+                numbers[norm] = ((numbers[norm].float() + below_one) / scale.to("cpu") - below_one).to(torch.float32)
+                for router in (role for role in numbers if role == "router" and name == "mlp_in"):
+                    numbers[router] = (numbers[router].float() * scale.to("cpu")).to(numbers[router].dtype)
+        return scales
+
+    def _can_fold(self, name: str, index: int, numbers: dict[str, Tensor]) -> bool:
+        layer = self.source.spec.layers[index]
+        if name in NORM_OF:
+            return self.source.family.norms is not Norms.AFTER
+        plain = layer.mlp.kind is MlpKind.DENSE and layer.mlp.activation in ("silu", "gelu_tanh")
+        return name == "mlp_inner" and plain and ("mlp_up" in numbers or "mlp_gate_up" in numbers)
+
+    def _divide_up(self, numbers: dict[str, Tensor], scale: Tensor) -> None:
+        """The rows that make the inner width, which the gate's function leaves linear."""
+        for role in ("mlp_up", "mlp_gate_up", "mlp_up_bias"):
+            if role not in numbers:
+                continue
+            rows = numbers[role].clone()
+            factor = scale if rows.dim() == 1 else scale.unsqueeze(1)
+            rows[-len(scale) :] /= factor.to(rows.device, rows.dtype)
+            numbers[role] = rows
+
+
+def _on(sample: InputSample, device: torch.device) -> InputSample:
+    return InputSample(sample.rows.to(device), sample.mean_size.to(device), sample.mean_square.to(device))

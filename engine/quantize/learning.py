@@ -1,0 +1,59 @@
+"""What a run over a text teaches about each layer, given on as soon as the layer has been passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.models.checkpoint import Progress
+from engine.models.rounding import input_of
+from engine.quantize.int4_search import InputSample, sample_of
+from engine.quantize.outliers import outlying
+from engine.quantize.text_pass import batch_of, streamed_model, windows_of
+from engine.spec.model_spec import ModelSpec
+from engine.spec.precision import WeightPrecision
+
+
+@dataclass(slots=True)
+class LayerInputs:
+    """By the input's name."""
+
+    samples: dict[str, InputSample] = field(default_factory=dict)
+    outliers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def learn(
+    spec: ModelSpec,
+    tokens: Sequence[int],
+    precision: WeightPrecision,
+    device: torch.device,
+    dtype: torch.dtype,
+    done: Callable[[int, LayerInputs], None],
+    progress: Progress,
+) -> None:
+    """Run the text through the model, a layer held at a time; done(layer, inputs) is called in order.
+
+    Blocks: for one forward and all that done does
+    """
+    current, found = -1, LayerInputs()
+
+    def watch(roles: list[str], layer: int, x: Tensor) -> None:
+        nonlocal current, found
+        if roles[0] == "router":
+            return
+        if layer != current:
+            if current >= 0:
+                done(current, found)
+            current, found = layer, LayerInputs()
+        name = input_of(roles[0])
+        if precision is WeightPrecision.INT8_MIXED:
+            found.outliers[name] = outlying(x)
+        else:
+            found.samples[name] = sample_of(x)
+
+    model = streamed_model(spec, device, dtype, watch, progress)
+    model.forward(batch_of(spec, windows_of(tokens), device, dtype))
+    done(current, found)

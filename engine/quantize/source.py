@@ -1,0 +1,117 @@
+"""Source: the checkpoint that is quantised, a layer at a time under the names a Hugging Face folder has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedFormat
+from engine.layers.weight import decoded, half_style_rows, take_rows
+from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
+from engine.models.gpt_oss import GptOssDecoder
+from engine.models.loading import BUILDERS
+from engine.spec.families import family_of
+from engine.spec.family import Family
+from engine.spec.model_spec import CheckpointFormat, LayerSpec, ModelSpec
+from engine.spec.precision import is_rounded
+from engine.spec.tensor_names import stored_name
+
+# Their GGUF files differ from folders in names and in the order of rotated rows alone.
+FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    role: str
+    name: str
+    numbers: Tensor  # float32 where it will be rounded, else as it is to be stored
+    rounded: bool
+
+
+class Source:
+    """Owner: one quantisation. Raises: UnsupportedFormat for what cannot be quantised."""
+
+    def __init__(self, spec: ModelSpec, progress: Progress, device: torch.device) -> None:
+        refuse_unfit(spec)
+        check_size(spec)
+        self.spec = spec
+        self.family: Family = family_of(spec.architecture)
+        self.device = device
+        self._from_gguf = spec.format is CheckpointFormat.GGUF
+        self._checkpoint = MappedCheckpoint(spec, progress)
+
+    def release(self) -> None:
+        self._checkpoint.release()
+
+    def layer(self, layer: LayerSpec) -> list[NamedTensor]:
+        """Every tensor of a layer; the caller releases."""
+        return list(self._tensors(layer.index, layer))
+
+    def of_model(self, roles: tuple[str, ...]) -> list[NamedTensor]:
+        return [found for found in self._tensors(None, None) if found.role in roles]
+
+    def widths(self) -> set[int]:
+        """The inputs' widths of all matrices that are rounded."""
+        table = self._checkpoint.table
+        return {info.shape[-1] for (role, _), info in table.items() if is_rounded(role) and len(info.shape) == 2}
+
+    def kept_modules(self) -> list[str]:
+        """Linear modules that are not rounded, by name: the head and routers."""
+        table = self._checkpoint.table
+        kept = [(role, layer) for role, layer in table if role in ("router", "lm_head")]
+        return [
+            "lm_head",
+            *(self._name(role, layer).removesuffix(".weight") for role, layer in kept if layer is not None),
+        ]
+
+    def _tensors(self, index: int | None, layer: LayerSpec | None) -> Iterator[NamedTensor]:
+        for role, of in self._checkpoint.table:
+            if of != index:
+                continue
+            stored = self._checkpoint.matrix(role, of)
+            name = self._name(role, of)
+            rounded = index is not None and is_rounded(role) and name.endswith(".weight") and len(stored.shape) == 2
+            if rounded:
+                numbers = decoded(stored, torch.float32)
+            elif isinstance(stored, Tensor):
+                numbers = stored.view(self._checkpoint.table[role, of].shape)
+            else:
+                numbers = decoded(stored, torch.float16)
+            if self._from_gguf and layer is not None:
+                numbers = self._in_halves(role, numbers, layer)
+            yield NamedTensor(role, name, numbers.to(self.device) if rounded else numbers.clone(), rounded)
+
+    def _in_halves(self, role: str, numbers: Tensor, layer: LayerSpec) -> Tensor:
+        """Rows of rotated projections as folders have them."""
+        attention = layer.attention
+        heads = {"attn_q": attention.num_heads, "attn_k": attention.num_kv_heads}.get(role.removesuffix("_bias"))
+        if heads is None or not self.family.gguf_interleaved or attention.rope is None:
+            return numbers
+        order = half_style_rows(heads, attention.head_dim, attention.rope.rotary_dim)
+        if numbers.dim() == 1:
+            return numbers[order]
+        taken = take_rows(numbers, order)
+        assert isinstance(taken, Tensor)
+        return taken
+
+    def _name(self, role: str, layer: int | None) -> str:
+        if not self._from_gguf:
+            return self._checkpoint.table[role, layer].name
+        return stored_name(CheckpointFormat.HF, role, layer, self.family.names)
+
+
+def refuse_unfit(spec: ModelSpec) -> None:
+    if spec.is_encoder or spec.quantisation is not None or BUILDERS.get(spec.architecture) is GptOssDecoder:
+        what = "is quantised already" if spec.quantisation is not None else f"is of the kind {spec.architecture}"
+        raise UnsupportedFormat(
+            f"{spec.name} {what}; `bayard quantize` takes decoders in plain numbers, and GGUF files.",
+            "Take the original checkpoint." if spec.quantisation is not None else "Load it as it is.",
+        )
+    if spec.format is CheckpointFormat.GGUF and spec.architecture not in FROM_GGUF:
+        raise UnsupportedFormat(
+            f"{spec.name} is a GGUF file of the kind {spec.architecture}; folders are made of {', '.join(FROM_GGUF)}.",
+            "Take the Hugging Face folder of the same model.",
+        )
