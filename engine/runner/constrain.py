@@ -54,7 +54,7 @@ def constrain(
 def mask_there(
     logits: torch.Tensor, picked: torch.Tensor, rows: list[int], allowed: NDArray[np.int32], send: Send
 ) -> torch.Tensor:
-    """Shapes: allowed [rows, vocab / 32], a bit a token. Mutates: logits"""
+    """Shapes: allowed [rows, vocab / 32], a bit a token."""
     index = send(np.array(rows, np.int32)).long()
     bits = send(allowed)
     places = torch.arange(logits.shape[1], device=logits.device)
@@ -67,7 +67,7 @@ def mask_there(
 
 
 def mask_here(logits: torch.Tensor, picked: torch.Tensor, rows: list[int], allowed: NDArray[np.int32]) -> torch.Tensor:
-    """The same in place on the host, where unpacking bits is much cheaper than a tensor's index sums. Mutates: logits"""
+    """The same in place on the host, where unpacking bits is much cheaper than a tensor's index sums."""
     values, best = logits.numpy(), picked.numpy().copy()
     blocked = np.unpackbits(~allowed.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
     for row, mask in zip(rows, blocked, strict=True):
