@@ -28,6 +28,20 @@ class ToolFormat(StrEnum):
     HARMONY = "harmony"  # a message to functions.name on the channel "commentary": gpt-oss
 
 
+# format -> (families that write it, what the chat template holds that says so); docs/models.md has it as a table
+WRITTEN_BY: Mapping[ToolFormat, tuple[str, str]] = {
+    ToolFormat.HERMES: ("Hermes, Qwen2.5, Qwen3, SmolLM3", "`<tool_call>`"),
+    ToolFormat.LLAMA3_JSON: ("Llama 3.1, 3.2, 3.3", '`"name"` and `"parameters"`'),
+    ToolFormat.MISTRAL: ("Mistral to 2024, Mixtral", "`[TOOL_CALLS]`"),
+    ToolFormat.MISTRAL_ARGS: ("Mistral from 2025, Devstral, Magistral", "`[TOOL_CALLS]` and `[ARGS]`"),
+    ToolFormat.DEEPSEEK: ("DeepSeek V3, R1", "`<｜tool▁calls▁begin｜>` and a code fence"),
+    ToolFormat.DEEPSEEK_V31: ("DeepSeek V3.1", "`<｜tool▁calls▁begin｜>`"),
+    ToolFormat.GLM: ("GLM-4.5, 4.6, 4.7", "`<tool_call>` and `<arg_key>`"),
+    ToolFormat.QWEN3_CODER: ("Qwen3-Coder", "`<tool_call>` and `<function=`"),
+    ToolFormat.HARMONY: ("gpt-oss", "`<|channel|>` and `<|message|>`"),
+}
+
+
 def tool_parser(form: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()) -> ToolParser:
     """A parser of one stream. tools are those of the request: formats without quotes need the declared types.
 
