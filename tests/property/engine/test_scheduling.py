@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
+import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,17 @@ knobs_of = st.builds(
 )
 
 
+class Tight(HashModel):
+    """A model whose device has memory for so many tokens in a step."""
+
+    most_tokens = 10_000
+
+    def forward(self, batch):
+        if batch.num_tokens > self.most_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().forward(batch)
+
+
 class Steps:
     """A clock that counts steps as seconds."""
 
@@ -75,21 +87,25 @@ class Steps:
     overlap=st.booleans(),
     graphs=st.booleans(),
     habit=st.booleans(),
+    most_tokens=st.sampled_from([10_000, 10_000, 10_000, 6]),
 )
 def test_random_arrivals_all_end_once_and_leave_an_empty_pool(
-    kind, large_pages, swap, swap_pages, arrivals, knobs, overlap, graphs, habit
+    kind, large_pages, swap, swap_pages, arrivals, knobs, overlap, graphs, habit, most_tokens
 ):
     clock = Steps()
+    model = Tight(SPECS[kind], habit=habit)
+    model.most_tokens = most_tokens
     core = core_of(
         SPECS[kind],
         large_pages=large_pages,
         knobs=knobs[0],
         overlap=overlap,
-        model=HashModel(SPECS[kind], habit=habit),
+        model=model,
         device=GraphDevice() if graphs else None,
         swap_large_pages=swap_pages if swap else 0,
         clock=clock,
     )
+    core.scheduler.speculation.heeds_cost = False  # guesses come whether they pay on this machine or not
     if swap == "always":
         core._host.bytes_per_s = float("inf")
     submits = _submits(arrivals)
