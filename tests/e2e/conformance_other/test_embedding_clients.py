@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -63,6 +64,24 @@ def test_generator_refuses_to_embed_and_encoder_to_write(client: openai.OpenAI, 
         client.embeddings.create(model=MODEL, input="x")
     with pytest.raises(openai.BadRequestError, match="embeddings"):
         client.chat.completions.create(model=encoder, messages=[{"role": "user", "content": "x"}])
+
+
+def test_ollamas_client_talks_shapes_and_lists(served: Served) -> None:
+    ollama = pytest.importorskip("ollama", reason="Ollama's client, of the extra `conformance`")
+    client = ollama.Client(host=served.url, headers={"authorization": f"Bearer {served.key}"})
+    hi, options = [{"role": "user", "content": "hi"}], {"temperature": 0, "num_predict": 8}
+    whole = client.chat(MODEL, messages=hi, options=options)
+    pieces = list(client.chat(MODEL, messages=hi, options=options, stream=True))
+    assert "".join(piece.message.content for piece in pieces) == whole.message.content
+    assert (pieces[-1].done_reason, pieces[-1].eval_count) == ("length", 8)
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
+              "additionalProperties": False}  # fmt: skip
+    shaped = client.generate(MODEL, prompt="Weather in Paris?", format=schema, options={"temperature": 0})
+    assert list(json.loads(shaped.response)) == ["city"]
+    assert MODEL in [model.model for model in client.list().models]
+    assert "completion" in client.show(MODEL).capabilities
+    with pytest.raises(ollama.ResponseError, match="no model"):
+        client.chat("absent", messages=hi)
 
 
 def test_ollama_chats_and_embeds(served: Served, encoder: str) -> None:
