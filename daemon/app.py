@@ -8,16 +8,16 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from daemon import __version__
 from daemon.events import EventLog
-from daemon.listeners import close_unix, listen_tcp, listen_unix
 from daemon.machine_watch import MachineWatch
 from daemon.notify import keep_manager_informed, notify
+from daemon.opening import open_servers
+from daemon.reload import Reloaded, reload_in_thread, reload_logged
 from daemon.router import Router, TextLoader, load_text_of
 from daemon.servers import Grpc, HttpServer
 from daemon.settings import Settings
@@ -33,6 +33,7 @@ from engine.errors import BayardError, ModelNotFound
 
 if TYPE_CHECKING:
     from daemon.batches.desk import BatchDesk
+    from daemon.batches.runner import BatchRunner
     from daemon.models.aliases import Aliases
     from daemon.models.operations import Operations
     from daemon.models.record import ModelRecord
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from daemon.strategy.plans import Plans
     from daemon.strategy.rules import Rules
     from daemon.tenants.service import TenantService
+    from daemon.tls.server_tls import ServerTls
 
 DRAIN_POLL_S = 0.02
 STOP_MARGIN_S = 15.0  # beyond the grace: workers ended the hard way, usage settled, sockets closed
@@ -77,6 +79,8 @@ class Appliance:
         self.http: HttpServer | None = None
         self.admin: HttpServer | None = None
         self.grpc: Grpc | None = None
+        self.admin_tls: HttpServer | None = None
+        self.tls: ServerTls | None = None
         # Kernels are compiled once on a machine, not at each start; a home folder may not be there to write to.
         self._worker_env = {"TRITON_CACHE_DIR": str(settings.kernels_dir), **(worker_env or {})}
         self._load_text = load_text or load_text_of
@@ -110,6 +114,7 @@ class Appliance:
     serving: ServingPath
     embedding: EmbeddingPath
     batches: BatchDesk
+    runner: BatchRunner
     responses: ResponseArchive
     controller: PlanController
 
@@ -121,7 +126,7 @@ class Appliance:
         started_mono = time.monotonic()
         try:
             self._build()
-            await self._open()
+            await open_servers(self)
         except BaseException:
             await self._stop_parts()
             raise
@@ -144,7 +149,7 @@ class Appliance:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask_stop, signal.Signals(number).name)
-        loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
+        loop.add_signal_handler(signal.SIGHUP, reload_logged, self)
         await self.start()
         informing = asyncio.create_task(keep_manager_informed(self.status_line, self._alive), name="notify")
         try:
@@ -172,6 +177,10 @@ class Appliance:
         finally:
             stop.cancel()
 
+    async def reload(self) -> Reloaded:
+        """Read the settings again. Raises: ConfigError"""
+        return await reload_in_thread(self)
+
     def ask_stop(self, cause: str) -> None:
         if self._stop_asked.is_set():
             log.warning("stop_hurried", cause=cause)
@@ -189,7 +198,7 @@ class Appliance:
         before, self.state = self.state, ApplianceState.DRAINING
         self.events.publish("appliance", "bayard", before, self.state, "stop asked")
         self.tenants.admission.draining = True
-        await self._runner.stop()  # its requests are not waited for: they go on after the next start
+        await self.runner.stop()  # its requests are not waited for: they go on after the next start
         deadline = time.monotonic() + self.settings.workers.stop_grace_s
         while len(self.serving.live) and time.monotonic() < deadline:
             if await _set_within(self._hurry, DRAIN_POLL_S):
@@ -222,7 +231,12 @@ class Appliance:
 
     @property
     def http_address(self) -> str | None:
-        return f"http://{_host(self.settings.http.host)}:{self.http.port}" if self.http else None
+        scheme = "https" if self.settings.tls.enabled else "http"
+        return f"{scheme}://{_host(self.settings.http.host)}:{self.http.port}" if self.http else None
+
+    @property
+    def admin_tls_address(self) -> str | None:
+        return f"https://{_host(self.settings.tls.admin_host)}:{self.admin_tls.port}" if self.admin_tls else None
 
     @property
     def grpc_address(self) -> str | None:
@@ -279,61 +293,25 @@ class Appliance:
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
-        self._upkeep = Upkeep(self.events, self.models.names, self.machine, parts.aliases.all)
-        self.router.imported = self._upkeep.imported
-        self.router.aliases = self._upkeep.aliases
-        self.tenants.admission.resolve = lambda model: self._upkeep.aliases().get(model, model)
+        self.upkeep = Upkeep(self.events, self.models.names, self.machine, parts.aliases.all)
+        self.router.imported = self.upkeep.imported
+        self.router.aliases = self.upkeep.aliases
+        self.tenants.admission.resolve = lambda model: self.upkeep.aliases().get(model, model)
         self.aliases = parts.aliases
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views
         self.metrics.admission_waiting = lambda: self.tenants.admission.waiting
         self.metrics.event_failures = lambda: self.events.unwritten_failures
 
-    async def _open(self) -> None:
-        from daemon.api.admin import PeerProtocol, build_admin_app
-        from daemon.api.batches.running import build_runner
-        from daemon.api.guard import GuardedProtocol
-        from daemon.api.http import build_app
+    def at_stop(self, name: str, stop: Callable[[], Awaitable[None] | None]) -> None:
+        """The last that was added is stopped first."""
+        self._stops.append((name, stop))
 
-        settings = self.settings
-        # every address is taken first: a port in use is said before any model is loaded
-        http_socket = listen_tcp(settings.http.host, settings.http.port, "http")
-        self._stops.append(("http socket", http_socket.close))
-        admin_socket = listen_unix(settings.admin_socket)
-        self._stops.append(("admin socket", lambda: close_unix(admin_socket, settings.admin_socket)))
-        self._stops.append(("serving", self.serving.close))
-        self._stops.append(("operations", self.operations.close))
-        await self._start_part("tenants", self.tenants.start, self.tenants.stop)
-        await self._start_part("upkeep", self._upkeep.start, self._upkeep.stop)
-        if settings.grpc.enabled:
-            await self._open_grpc()
-        self.admin = HttpServer("admin", build_admin_app(self), admin_socket, PeerProtocol)
-        await self._start_part("admin", self.admin.start, self.admin.stop)
-        self.http = HttpServer("http", build_app(self), http_socket, GuardedProtocol)
-        await self._start_part("http", self.http.start, self.http.stop)
-        # started last and so stopped first: streams that are cut still get their error event through the servers
-        await self._start_part("supervisor", _nothing, self._stop_workers)
-        await self._start_part("controller", self.controller.start, self.controller.stop)
-        self._runner = build_runner(self, self.events)
-        await self._start_part("batches", self._runner.start, self._runner.stop)
-
-    async def _open_grpc(self) -> None:
-        from daemon.api.grpc.server import build_server
-
-        settings = self.settings.grpc
-        listen_tcp(settings.host, settings.port, "grpc").close()  # gRPC itself would share a port, silently
-        path = Path(settings.socket) if settings.socket else None
-        self.grpc = Grpc(build_server(self), settings.host, settings.port, path)
-        await self._start_part("grpc", self.grpc.start, self.grpc.stop)
-
-    async def _start_part(
+    async def start_part(
         self, name: str, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
     ) -> None:
         self._stops.append((name, stop))
         await start()
-
-    async def _stop_workers(self) -> None:
-        await self.supervisor.stop(0.0)
 
     async def _stop_parts(self) -> None:
         """Each part is stopped though another's stop fails; a failure is logged and does not hide the first cause."""
@@ -363,7 +341,3 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-async def _nothing() -> None:
-    return

@@ -31,6 +31,7 @@ COMMANDS = {
     "audit": "Who changed what, and whether the log is whole.",
     "hw": "The hardware that was found.",
     "doctor": "Check that the box is sound.",
+    "tls": "Certificates for HTTP, gRPC and the admin port.",
     "config": "Settings, each with its source.",
     "console": "The admin console in this terminal.",
     "demo": "Import a small model, serve it and ask it one question.",

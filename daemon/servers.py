@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,26 +40,32 @@ class HttpServer:
     """One uvicorn server in this event loop. Owner: the Appliance."""
 
     def __init__(
-        self, name: str, app: Any, sock: socket.socket, protocol: type[asyncio.Protocol] | str = "httptools"
+        self,
+        name: str,
+        app: Any,
+        sock: socket.socket,
+        protocol: type[asyncio.Protocol] | str = "httptools",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self._sock = sock
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                app,
-                http=protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=True,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(CLOSE_S),
-                backlog=2048,
-            )
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=True,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(CLOSE_S),
+            backlog=2048,
         )
+        config.load()
+        config.ssl = tls  # ours, so that a new certificate can be loaded into it while it serves
+        self._server = _Uvicorn(config)
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
@@ -183,6 +183,7 @@ class Settings(Section):
 
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
     _file: Path | None = PrivateAttr(default=None)
+    _flags: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @field_validator("state_dir", "run_dir", "admin_socket")
     @classmethod
@@ -201,6 +202,11 @@ class Settings(Section):
     def file(self) -> Path | None:
         """The TOML file that was read; None where there was none."""
         return self._file
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """What the command line gave, for reading everything again."""
+        return self._flags
 
     @property
     def database_file(self) -> Path:

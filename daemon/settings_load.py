@@ -85,6 +85,7 @@ def load_settings(
         raise _invalid(error, sources, path) from error
     settings._sources.update(sources)
     settings._file = path
+    settings._flags.update({key: value for key, value in (flags or {}).items() if value is not None})
     return settings
 
 

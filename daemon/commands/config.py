@@ -37,3 +37,23 @@ def show(
     shown = max(len(json.dumps(row.value)) for row in rows)
     for row in rows:
         print(f"{row.key:<{width}}  {json.dumps(row.value):<{shown}}  {row.source}")
+
+
+@app.command()
+def reload(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the running daemon read its settings again, as SIGHUP does, and say what needs a restart."""
+    from daemon.commands.client import admin
+
+    with admin(settings_from(config, state_dir, run_dir)) as client:
+        answer = client.post("settings/reload")
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return
+    print(f"applied: {', '.join(answer['applied']) or 'nothing has changed that can change at once'}")
+    if answer["needs_restart"]:
+        print(f"after a restart: {', '.join(answer['needs_restart'])}")

@@ -31,6 +31,7 @@ def healthy() -> Answers:
             "models": ["smollm2-135m"],
             "http": "http://127.0.0.1:8080",
             "grpc": "127.0.0.1:8081",
+            "admin_tls": None,
         },
         "whoami": {"name": "ops@uds", "role": "admin"},
         "host": {

@@ -119,9 +119,11 @@ class AdminParts:
     machine: MachineWatch
     aliases: Aliases
     desk: Any = None
+    tls: Any = None
     started_at: datetime = field(default_factory=utc_now)
     http_address: str | None = "http://127.0.0.1:8080"
     grpc_address: str | None = None
+    admin_tls_address: str | None = None
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from daemon.api.admin.access import Services, Viewer
+from daemon.api.admin.access import Admin, Services, Viewer
 from daemon.api.admin.answers import Answer, Item
 from daemon.settings_load import setting_fields, setting_rows
 
@@ -26,6 +26,25 @@ class SettingItem(Item):
 class SettingsAnswer(Answer):
     file: str | None
     items: list[SettingItem]
+
+
+class ReloadedAnswer(Answer):
+    """applied: keys that hold from now on. needs_restart: keys that changed and hold from the next start on."""
+
+    applied: list[str]
+    needs_restart: list[str]
+    certificate: bool
+
+
+@router.post("/settings/reload")
+async def post_reload(services: Services, caller: Admin) -> ReloadedAnswer:
+    """Read file, environment and flags again; nothing changes if one of them is wrong."""
+    done = await services.reload()
+    after = {"applied": list(done.applied), "needs_restart": list(done.needs_restart)}
+    await services.tenants.record(caller.actor, "settings.reload", "settings", after)
+    return ReloadedAnswer(
+        applied=list(done.applied), needs_restart=list(done.needs_restart), certificate=done.certificate
+    )
 
 
 @router.get("/settings")

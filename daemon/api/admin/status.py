@@ -36,6 +36,7 @@ class StatusAnswer(Answer):
     requests_waiting: int
     started_at: datetime
     http: str | None
+    admin_tls: str | None
     grpc: str | None
 
 
@@ -66,6 +67,7 @@ async def get_status(services: Services, caller: Viewer) -> StatusAnswer:
         requests_waiting=waiting,
         started_at=services.started_at,
         http=services.http_address,
+        admin_tls=services.admin_tls_address,
         grpc=services.grpc_address,
     )
 
