@@ -160,7 +160,7 @@ def _build_encoder(
     config: WorkerConfig, spec: ModelSpec, device: Device, dtype: torch.dtype, progress: Progress
 ) -> BuiltEngine:
     """An engine without pages. Raises: InvalidParameter for what an encoder cannot have."""
-    for name in ("adapters", "draft_model_path"):
+    for name in ("adapters", "draft_model_path", "swap_bytes"):
         if getattr(config, name):
             raise InvalidParameter(f"{spec.name} is an encoder; it can have no {name}.", "Leave it out.", param=name)
     if config.weights != "stored":
