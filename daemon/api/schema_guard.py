@@ -12,7 +12,7 @@ import msgspec
 
 from engine.errors import InvalidParameter
 from engine.messages import Grammar, GrammarKind
-from engine.text.schema_limits import check_regex, check_text, guided_schema
+from engine.text.schema_limits import DEEPEST, check_regex, check_text, guided_schema
 
 MAX_CHOICES = 4096
 
@@ -27,6 +27,25 @@ def check_schema(schema: Any, param: str) -> str:
     guided_schema(schema, {}, param=param)
     _check_references(schema, schema, param)
     return msgspec.json.encode(schema).decode()
+
+
+def check_shown_schema(schema: dict[str, Any], param: str) -> None:
+    """A schema that the model reads and nothing is kept to: its size and depth alone. Raises: InvalidParameter"""
+    check_text(msgspec.json.encode(schema).decode(), "The schema", param=param)
+    deepest = _depth(schema)
+    if deepest > DEEPEST:
+        raise InvalidParameter(
+            f"The schema is nested {deepest} deep; at most {DEEPEST} are allowed.", "Flatten it.", param=param
+        )
+
+
+def _depth(node: Any) -> int:
+    """The body itself is no deeper than JSON may be here."""
+    if isinstance(node, dict):
+        return 1 + max(map(_depth, node.values()), default=0)
+    if isinstance(node, list):
+        return 1 + max(map(_depth, node), default=0)
+    return 0
 
 
 def regex_grammar(pattern: str, param: str) -> Grammar:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from daemon.api.schema_guard import check_schema
+from daemon.api.schema_guard import check_schema, check_shown_schema
 from daemon.serving.tools import Tool, ToolMode, ToolUse
 from engine.errors import InvalidParameter
 
@@ -25,7 +25,7 @@ def read_tool(
             param=where,
         )
     if parameters is not None:
-        check_schema(parameters, where)
+        (check_schema if strict else check_shown_schema)(parameters, where)
     return Tool(name, description or "", parameters, strict)
 
 

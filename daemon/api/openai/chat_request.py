@@ -21,6 +21,7 @@ MAX_MESSAGES = 4096
 class ContentPart(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -60,6 +61,7 @@ class ChatBody(GuidedFields, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     function_call: Any = None
     audio: Any = None
     web_search_options: Any = None
+    moderation: Any = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -146,6 +148,7 @@ def _refuse_unsupported(body: ChatBody) -> None:
         ("function_call", body.function_call not in (None, "none", "auto"), "It was replaced by tool_choice."),
         ("audio", body.audio is not None, "Only text is generated."),
         ("modalities", any(kind != "text" for kind in body.modalities or ()), "Only text is generated."),
+        ("moderation", body.moderation is not None, "Nothing is moderated here."),
         ("web_search_options", body.web_search_options is not None, "Bayard never searches the web."),
     ]
     for name, wrong, why in refused:
@@ -195,5 +198,5 @@ def _read_content(content: str | list[ContentPart] | None, where: str) -> str | 
                 "Remove the part.",
                 param=f"{where}.content",
             )
-        texts.append(part.text or "")
+        texts.append(part.text or part.refusal or "")
     return "".join(texts)

@@ -85,13 +85,19 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     metadata: dict[str, Any] | None = None
     truncation: str | None = None
     background: bool | None = None
+    background_options: Any = None
     conversation: Any = None
+    context_management: Any = None
     prompt: Any = None
+    image: Any = None
+    moderation: Any = None
+    access_programs: Any = None
     # Bookkeeping: no effect that a caller of this server would miss.
     user: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     service_tier: Any = None
     max_tool_calls: Any = None  # of built-in tools, which there are none of
 
@@ -188,6 +194,11 @@ def _refuse_unsupported(body: ResponsesBody) -> None:
     refused: list[tuple[str, bool, str]] = [
         ("background", bool(body.background), "An answer is made while its client waits."),
         ("conversation", body.conversation is not None, "Use previous_response_id."),
+        ("background_options", body.background_options is not None, "An answer is made while its client waits."),
+        ("context_management", bool(body.context_management), "Nothing is left out of a conversation silently."),
+        ("image", body.image is not None, "Only text is generated."),
+        ("moderation", body.moderation is not None, "Nothing is moderated here."),
+        ("access_programs", bool(body.access_programs), "There are none here."),
         ("prompt", body.prompt is not None, "No prompts are kept here; send the text itself."),
         ("truncation", body.truncation not in (None, "disabled"), "Nothing is left out of a conversation silently."),
         ("include", bool(unknown), f"{', '.join(unknown)[:64]} is not there to be included."),

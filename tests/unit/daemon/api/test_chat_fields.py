@@ -158,6 +158,10 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
 REFUSED = [
     ({"temperature": 2.5}, "temperature"),
     ({"temperature": "warm"}, "temperature"),
@@ -186,7 +190,10 @@ REFUSED = [
     ({"tools": [{"type": "function"}]}, "tools[0]"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "maybe"}, "tool_choice"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://x"}}}]}, "tools[0]"),
+    ({"tools": [function(parameters={"$ref": "http://x"}, strict=True)]}, "tools[0]"),
+    ({"tools": [function(parameters={"title": "x" * 70_000})]}, "tools[0]"),
+    ({"tools": [function(parameters=nested(40))]}, "tools[0]"),
+    ({"moderation": {}}, "moderation"),
     (
         {
             "tools": [{"type": "function", "function": {"name": "f"}}],
