@@ -25,18 +25,30 @@ SAMPLE_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class InputSample:
-    """What was seen of one input. Shapes: rows [m, K], mean_size [K], mean_square [K]; float32"""
+    """What was seen of one input. Shapes: rows [m, K], mean_size [K], moments [K, K]; float32"""
 
     rows: Tensor
     mean_size: Tensor
-    mean_square: Tensor
+    moments: Tensor  # mean products of inputs
+
+    @property
+    def mean_square(self) -> Tensor:
+        return self.moments.diagonal()
+
+    def scaled(self, scale: Tensor) -> InputSample:
+        """The same input divided by scale. Shapes: scale [K]"""
+        moments = self.moments / scale.unsqueeze(0) / scale.unsqueeze(1)
+        return InputSample(self.rows / scale, self.mean_size / scale, moments)
+
+    def to(self, device: torch.device) -> InputSample:
+        return InputSample(self.rows.to(device), self.mean_size.to(device), self.moments.to(device))
 
 
 def sample_of(x: Tensor, rows: int = SAMPLE_ROWS) -> InputSample:
     """Means over all rows, and some rows spread evenly over them. Shapes: x [M, K]"""
     wide = x.to(torch.float32)
     kept = torch.linspace(0, x.shape[0] - 1, min(rows, x.shape[0]), device=x.device).round().to(torch.int64)
-    return InputSample(wide[kept], wide.abs().mean(dim=0), wide.square().mean(dim=0))
+    return InputSample(wide[kept], wide.abs().mean(dim=0), wide.T @ wide / wide.shape[0])
 
 
 def best_scale(matrices: Sequence[Tensor], sample: InputSample, group: int) -> Tensor:

@@ -30,7 +30,6 @@ from engine.text.loading import load_text
 STATE_FILE = "quantize.json"
 PARTIAL = ".partial"
 CALIBRATION_TOKENS = 2048
-LEARNING = (WeightPrecision.INT4, WeightPrecision.INT8_MIXED)
 GROUPS = (128, 64, 32, 16)
 
 Report = Callable[[str, int, int], None]  # stage, done, total
@@ -69,7 +68,7 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
         source.release()
         report("quantising", index + 1, len(spec.layers))
 
-    if job.text and job.precision in LEARNING:
+    if job.text:
         if not writer.has_all(range(1, len(spec.layers) + 1)):
             tokens = load_text(spec).encode(job.text)[:CALIBRATION_TOKENS]
             learn(
@@ -108,7 +107,7 @@ def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:
     asked = {
         "files": [list(map(str, file)) for file in files],
         "to": str(job.precision),
-        "text": hashlib.sha256(job.text.encode()).hexdigest() if job.precision in LEARNING else "",
+        "text": hashlib.sha256(job.text.encode()).hexdigest(),
     }
     state = partial / STATE_FILE
     if partial.exists() and job.restart:

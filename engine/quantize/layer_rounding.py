@@ -10,7 +10,8 @@ from torch import Tensor
 from engine.models.rounding import NOWHERE, input_of
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import encode, encode_mixed
-from engine.quantize.int4_search import InputSample, best_scale, rounded_int4
+from engine.quantize.compensation import compensated_to
+from engine.quantize.int4_search import best_scale, rounded_int4
 from engine.quantize.learning import LayerInputs
 from engine.quantize.source import NamedTensor, Source
 from engine.quantize.stored_form import stored_parts
@@ -49,16 +50,18 @@ class LayerRounding:
 
     def _rounded(self, matrix: Tensor, role: str, inputs: LayerInputs | None, scale: Tensor | None) -> CodedTensor:
         name = input_of(role)
-        match self.precision:
-            case WeightPrecision.INT4:
-                sample = None if inputs is None else inputs.samples.get(name)
-                weights = None if sample is None else sample.mean_square
-                if weights is not None and scale is not None:
-                    weights = weights / scale.square()  # of the input as it will be
-                return rounded_int4(matrix, self.group, weights)
-            case WeightPrecision.INT8_MIXED:
-                columns = NOWHERE if inputs is None else inputs.outliers.get(name, NOWHERE)
-                return encode_mixed(matrix, columns.to(matrix.device))
+        if self.precision is WeightPrecision.INT8_MIXED:
+            columns = NOWHERE if inputs is None else inputs.outliers.get(name, NOWHERE)
+            return encode_mixed(matrix, columns.to(matrix.device))
+        sample = None if inputs is None else inputs.samples.get(name)
+        if sample is None:
+            return self._to_nearest(matrix, None)
+        sample = sample.to(matrix.device) if scale is None else sample.to(matrix.device).scaled(scale)
+        return compensated_to(self._to_nearest(matrix, sample.mean_square), matrix, sample.moments)
+
+    def _to_nearest(self, matrix: Tensor, weights: Tensor | None) -> CodedTensor:
+        if self.precision is WeightPrecision.INT4:
+            return rounded_int4(matrix, self.group, weights)
         return encode(matrix, str(self.precision))
 
     def _fold_scales(
@@ -70,7 +73,7 @@ class LayerRounding:
             readers = [t.role for t in found if t.rounded and input_of(t.role) == name]
             if not readers or not self._can_fold(name, index, numbers):
                 continue
-            scale = best_scale([numbers[role] for role in readers], _on(sample, numbers[readers[0]].device), self.group)
+            scale = best_scale([numbers[role] for role in readers], sample.to(numbers[readers[0]].device), self.group)
             scales[name] = scale
             for role in readers:
                 numbers[role] = numbers[role] * scale
@@ -100,7 +103,3 @@ class LayerRounding:
             factor = scale if rows.dim() == 1 else scale.unsqueeze(1)
             rows[-len(scale) :] /= factor.to(rows.device, rows.dtype)
             numbers[role] = rows
-
-
-def _on(sample: InputSample, device: torch.device) -> InputSample:
-    return InputSample(sample.rows.to(device), sample.mean_size.to(device), sample.mean_square.to(device))
