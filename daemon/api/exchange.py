@@ -59,6 +59,7 @@ class Exchange:
     always: tuple[tuple[bytes, bytes], ...] = ()  # headers of whatever the answer is
     status: int | None = None  # of the answer, once it has begun
     ended: bool = False
+    _body_read: bool = False
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self.scope["headers"]:
@@ -153,7 +154,7 @@ class Exchange:
         """The body as it comes, never more than most bytes of it. Raises: RouteRefusal, ClientGone"""
         told = self.header(b"content-length")
         if told is not None and told.isdigit() and int(told) > most:
-            await self._discard()
+            await self.discard()
             raise too_large(int(told), most)
         size = 0
         loop = asyncio.get_running_loop()
@@ -171,14 +172,17 @@ class Exchange:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size > most:
-                await self._discard()
+                await self.discard()
                 raise too_large(size, most)
+            self._body_read = not message.get("more_body", False)
             yield chunk
-            if not message.get("more_body", False):
+            if self._body_read:
                 return
 
-    async def _discard(self) -> None:
+    async def discard(self) -> None:
         """Read on for a bounded while: a client that is still sending would lose the answer to a reset."""
+        if self._body_read:
+            return
         left = DISCARDED_BYTES
         try:
             async with asyncio.timeout(DISCARD_TIMEOUT_S):

@@ -48,11 +48,25 @@ QUERIES = {
     ("GET", "/v1/responses/{id}"): ("stream",),
     ("GET", "/v1/responses/{id}/input_items"): ("limit", "order", "after"),
 }
+UPLOADS = {
+    "/v1/files": {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "purpose": {"const": "batch"},
+            "expires_after[anchor]": {"const": "created_at"},
+            "expires_after[seconds]": {"type": "integer"},
+        },
+        "required": ["file", "purpose"],
+        "additionalProperties": False,
+    }
+}
+CONTENTS = {"/v1/files/{id}/content": "application/jsonl"}
 KEYED_ERRORS = (401, 403, 429, 503)
 BODY_ERRORS = (400, 404, 413, 415)
 _MESSAGES = {
     200: "The answer; a stream of events where stream is true.",
-    400: "A field is wrong, or the prompt does not fit.",
+    400: "A field is wrong, the prompt does not fit, or the state of things does not allow it.",
     401: "The key is missing or not known.",
     403: "The key may not do this.",
     404: "There is no such model, or nothing of that name.",
@@ -82,11 +96,12 @@ def describe(routes: tuple[Route, ...]) -> dict[str, Any]:
     """An OpenAPI 3.1 document of these routes."""
     schemas, components = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
     bodies = dict(zip(BODIES, schemas, strict=True))
+    contents = {path: {"application/json": {"schema": schema}} for path, schema in bodies.items()}
+    contents |= {path: {"multipart/form-data": {"schema": schema}} for path, schema in UPLOADS.items()}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.template, {})[route.method.lower()] = _operation(
-            route, bodies.get(route.path) if route.method == "POST" else None
-        )
+        content = contents.get(route.template) if route.method == "POST" else None
+        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, content)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Bayard", "version": __version__, "description": "OpenAI-compatible inference."},
@@ -98,16 +113,16 @@ def describe(routes: tuple[Route, ...]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, body: dict[str, Any] | None) -> dict[str, Any]:
+def _operation(route: Route, content: dict[str, Any] | None) -> dict[str, Any]:
     keyed = route.auth.value == "key"
-    statuses = {200, 500, 503, *(KEYED_ERRORS if keyed else ()), *(BODY_ERRORS if body else ())}
+    statuses = {200, 500, 503, *(KEYED_ERRORS if keyed else ()), *(BODY_ERRORS if content else ())}
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}{route.template.replace('/', '_').strip('{}')}",
         "responses": {},
     }
     parameters: list[dict[str, Any]] = []
     if route.path.endswith("/"):
-        statuses.add(404)
+        statuses |= {404} if route.method == "GET" else {400, 404}
         parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
     for name in QUERIES.get((route.method, route.template), ()):
         statuses.add(400)
@@ -120,15 +135,15 @@ def _operation(route: Route, body: dict[str, Any] | None) -> dict[str, Any]:
         operation["responses"][str(status)] = _response(status, route)
     if keyed:
         operation["security"] = [{"bearer": []}]
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    if content is not None:
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
 def _response(status: int, route: Route) -> dict[str, Any]:
     if status == 200:
-        kinds = ["text/plain"] if route.path == "/metrics" else ["application/json"]
-        if route.path in BODIES:
+        kinds = ["text/plain" if route.path == "/metrics" else CONTENTS.get(route.template, "application/json")]
+        if route.path in BODIES and route.method == "POST":
             kinds.append(_STREAMS.get(_dialect(route), "text/event-stream"))
         return {"description": _MESSAGES[status], "content": {kind: {} for kind in kinds}}
     if route.auth.value == "open" and status == 503:

@@ -11,7 +11,7 @@ from daemon.api.exchange import Exchange
 from daemon.api.openai.reply import encode
 from daemon.batches.desk import LONGEST_EXPIRY_S, PURPOSE, SHORTEST_EXPIRY_S
 from daemon.batches.records import FileRecord
-from engine.errors import InvalidParameter
+from engine.errors import BayardError, InvalidParameter, NotFound
 
 READ_BYTES = 256 << 10
 FRAME_BYTES = 64 << 10  # beyond the file itself: boundaries and fields
@@ -24,18 +24,20 @@ async def upload(exchange: Exchange) -> None:
     desk, principal = exchange.services.batches, exchange.principal
     assert principal is not None
     file_id = desk.shelf.new_id()
-    form = Upload(exchange.header(b"content-type"), lambda data: desk.shelf.append(file_id, data))
     told = exchange.header(b"content-length")
-    await desk.check_room(principal, int(told) if told is not None and told.isdigit() else 0)
     try:
+        form = Upload(exchange.header(b"content-type"), lambda data: desk.shelf.append(file_id, data))
+        await desk.check_room(principal, int(told) if told is not None and told.isdigit() else 0)
         async for chunk in exchange.chunks(desk.settings.max_file_bytes + FRAME_BYTES):
             await form.feed(chunk)
         await form.finish()
         expires_after_s = _expires_after_s(form.fields)
         filename = form.filename or "upload.jsonl"
         record = await desk.add_file(principal, file_id, form.fields.get("purpose", ""), filename, expires_after_s)
-    except BaseException:  # nothing of a failed upload stays
+    except BaseException as error:  # nothing of a failed upload stays
         await asyncio.shield(asyncio.to_thread(desk.shelf.remove, file_id))
+        if isinstance(error, BayardError):
+            await exchange.discard()
         raise
     await exchange.respond(200, encode(file_object(record)))
 
@@ -71,7 +73,10 @@ async def file_content(exchange: Exchange) -> None:
     record = await desk.file(exchange.principal, exchange.path_tail)
     left = record.size_bytes
     length = (b"content-length", str(left).encode())
-    file = await asyncio.to_thread(desk.shelf.path(record.id).open, "rb")
+    try:
+        file = await asyncio.to_thread(desk.shelf.path(record.id).open, "rb")
+    except FileNotFoundError:
+        raise NotFound(f"The content of the file {record.id} is gone.", param="id") from None
     try:
         await exchange.begin(200, (JSON_LINES, length))
         if exchange.scope["method"] == "HEAD":
