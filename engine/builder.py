@@ -179,6 +179,8 @@ def _build_encoder(
         capabilities=device.capabilities.names(),
     )
     read_s = time.perf_counter() - began
+    if _has_own_threads(model.kernels):
+        torch.set_num_threads(1)  # as for a decoder: attention within a text is a few hundredths of the work
     core = EncoderCore(
         model,
         knobs=config.knobs,
