@@ -29,6 +29,8 @@ COMMANDS = {
     "usage": "What tenants, keys and models used; export.",
     "keys": "API keys: create, list, rotate, revoke.",
     "audit": "Who changed what, and whether the log is whole.",
+    "backup": "Save the state while the daemon runs; list and check what was saved.",
+    "restore": "Put a back-up in the place of what is there.",
     "hw": "The hardware that was found.",
     "doctor": "Check that the box is sound.",
     "tls": "Certificates for HTTP, gRPC and the admin port.",

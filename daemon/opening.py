@@ -22,6 +22,7 @@ async def open_servers(app: Appliance) -> None:
     from daemon.api.batches.running import build_runner
     from daemon.api.guard import GuardedProtocol
     from daemon.api.http import build_app
+    from daemon.tenants.first_key import make_first_key
 
     settings = app.settings
     if settings.tls.enabled or settings.tls.admin_port is not None:
@@ -38,6 +39,7 @@ async def open_servers(app: Appliance) -> None:
     app.at_stop("serving", app.serving.close)
     app.at_stop("operations", app.operations.close)
     await app.start_part("tenants", app.tenants.start, app.tenants.stop)
+    await make_first_key(app.tenants, settings.state_dir)
     await app.start_part("upkeep", app.upkeep.start, app.upkeep.stop)
     if settings.grpc.enabled:
         await _open_grpc(app)

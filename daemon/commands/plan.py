@@ -14,6 +14,7 @@ from daemon.commands.client import Reach, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from daemon.planning.strategy import Strategy
 from daemon.settings import Settings
+from engine.spec.precision import WeightPrecision
 
 _HELP = "What a model would need here and how fast it would be; saved plans."
 _PREVIEW = "preview"
@@ -36,6 +37,9 @@ ContextOption = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens that one sequence must be allowed.")
 ]
 UsersOption = Annotated[int | None, typer.Option("--users", min=1, help="Streams that must run at once.")]
+WeightsOption = Annotated[
+    WeightPrecision | None, typer.Option("--weights", help="What matrices are rounded to at load; else as stored.")
+]
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="Name of a saved plan.")]
 
 
@@ -53,6 +57,7 @@ def preview(
     strategy: StrategyOption = Strategy.LATENCY,
     context: ContextOption = None,
     users: UsersOption = None,
+    weights: WeightsOption = None,
     machine: Annotated[
         Path | None,
         typer.Option("--machine", metavar="HW.JSON", help="Plan for the machine of a saved `bayard hw --json`."),
@@ -69,7 +74,8 @@ def preview(
     from daemon.planning.render import answer_text
 
     described = None if machine is None else machine_of(machine)
-    answer = answer_of(target, Request(strategy, context, users), described, settings_from(config, state_dir, run_dir))
+    request = Request(strategy, context, users, weights=weights)
+    answer = answer_of(target, request, described, settings_from(config, state_dir, run_dir))
     print(json.dumps(answer_to_json(answer), indent=2) if as_json else answer_text(answer))
     if not answer.fits:
         raise typer.Exit(1)
@@ -82,6 +88,7 @@ def save(
     strategy: StrategyOption = Strategy.LATENCY,
     context: ContextOption = None,
     users: UsersOption = None,
+    weights: WeightsOption = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -89,11 +96,12 @@ def save(
 ) -> None:
     """Plan models together and keep the outcome under a name."""
     body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
+    body["weights"] = weights
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.put(f"plans/{name}", body)["item"]
         else:
-            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users), None)
+            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users, weights), None)
             reach.record("plan.save", f"plan:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"saved {_line(item)}")
 

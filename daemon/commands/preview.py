@@ -36,6 +36,7 @@ def answer_of(target: str, request: Request, machine: Machine | None, settings: 
             "strategy": request.strategy.value,
             "context_tokens": request.context_tokens,
             "users": request.users,
+            "weights": request.weights,
         }
         told = reach.admin.post("plans/preview", body)["answer"]
     return answer_from_json(told)

@@ -15,6 +15,7 @@ from daemon.api.admin import (
     admission,
     aliases,
     audit_log,
+    backups,
     bundles,
     certificates,
     events,
@@ -42,7 +43,7 @@ from engine.errors import BayardError, InvalidParameter
 PREFIX = "/admin/v1"
 _MODULES = (
     status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants, keys,
-    admission, logs, bundles, aliases, certificates, settings, audit_log, usage_report,
+    admission, logs, bundles, aliases, certificates, backups, settings, audit_log, usage_report,
 )  # fmt: skip
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)
 log = structlog.get_logger(__name__)

@@ -19,6 +19,7 @@ from daemon.planning.plan import Request
 from daemon.planning.strategy import Strategy
 from daemon.strategy.plans import diff
 from engine.errors import Conflict
+from engine.spec.precision import WeightPrecision
 
 router = APIRouter(tags=["plans"])
 
@@ -32,6 +33,7 @@ class PreviewBody(Body):
     strategy: Strategy = Strategy.LATENCY
     context_tokens: Count | None = None
     users: Count | None = None
+    weights: WeightPrecision | None = None
 
 
 class PreviewAnswer(Answer):
@@ -45,6 +47,7 @@ class SaveBody(Body):
     models: Annotated[list[str], Field(min_length=1, max_length=64)]
     context_tokens: Count | None = None
     users: Count | None = None
+    weights: WeightPrecision | None = None
 
 
 class DifferenceItem(Item):
@@ -68,7 +71,7 @@ class CalibrateBody(Body):
 @router.post("/plans/preview")
 async def post_preview(body: PreviewBody, services: Services, caller: Operator) -> PreviewAnswer:
     """Plan without loading anything."""
-    request = Request(body.strategy, body.context_tokens, body.users)
+    request = Request(body.strategy, body.context_tokens, body.users, weights=body.weights)
     answer = await asyncio.to_thread(services.desk.answer, body.target, request)
     return PreviewAnswer(answer=answer_to_json(answer))
 
@@ -78,7 +81,7 @@ async def put_plan(name: str, body: SaveBody, services: Services, caller: Operat
     """Plan these models together and save the outcome under a name."""
 
     def save() -> PlanAnswer:
-        saved = services.desk.save(name, body.strategy, body.models, body.context_tokens, body.users)
+        saved = services.desk.save(name, body.strategy, body.models, body.context_tokens, body.users, body.weights)
         return PlanAnswer(item=plan_item(saved, services.controller.view().plan))
 
     answer = await asyncio.to_thread(save)

@@ -1,0 +1,79 @@
+"""bayard quality: what a precision costs, on a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from daemon.commands.client import offline_or_admin
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from daemon.settings import Settings
+
+app = typer.Typer(rich_markup_mode=None)
+
+FormArgument = Annotated[
+    str, typer.Argument(help="stored, fp8, int8, int8-mixed, int4, fp4, or the path of another checkpoint of it.")
+]
+
+
+@app.command()
+def quality(
+    model: Annotated[str, typer.Argument(metavar="MODEL|PATH", help="An imported model, or a file or folder.")],
+    first: FormArgument,
+    second: FormArgument,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to measure on; else a built-in one.")] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="How many tokens of it at most.")] = 2048,
+    device: Annotated[str, typer.Option(help="Where it computes: cpu, cuda:0, ...")] = "cpu",
+    activation: Annotated[
+        str, typer.Option(help="exact, or int8 or fp8 where kernels may round activations.")
+    ] = "exact",
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Perplexity, token agreement and divergence of two forms; kept for an imported model, so that plans show it."""
+    from daemon.commands.engine_process import run_module
+    from daemon.planning.quality import quality_line
+
+    settings = settings_from(config, state_dir, run_dir)
+    words = [str(path_of(model, settings)), "--first", first, "--second", second, "--tokens", str(tokens)]
+    words += ["--device", device, "--activation", activation]
+    words += ["--text", str(text)] if text is not None else []
+    found = run_module("engine.quantize.quality", words, progress_on_stderr=True)
+    kept = _keep(model, found, settings)
+    if as_json:
+        print(json.dumps(found | {"kept": kept}, indent=2))
+        return
+    print(quality_line(found))
+    print(f"perplexity {found['first_perplexity']:.3f} and {found['second_perplexity']:.3f}")
+    if kept:
+        print(f"`bayard plan {model}` shows it")
+
+
+def path_of(model: str, settings: Settings) -> Path:
+    """Where an imported model, or a path, lies. Raises: ModelNotFound"""
+    path = Path(model).expanduser()
+    if path.exists():
+        return path.absolute()
+    with offline_or_admin(settings) as reach:
+        if reach.admin is not None:
+            return Path(reach.admin.get(f"models/{quote(model)}")["item"]["path"])
+        return Path(reach.parts().models.get(model).path)
+
+
+def _keep(model: str, found: dict[str, object], settings: Settings) -> bool:
+    """Whether it was kept: of a path nothing is."""
+    if Path(model).expanduser().exists():
+        return False
+    with offline_or_admin(settings) as reach:
+        if reach.admin is not None:
+            reach.admin.put(f"models/{quote(model)}/quality", {"found": found})
+        else:
+            reach.parts().desk.save_quality(model, found)
+            reach.record("model.quality", f"model:{model}", {"first": found["first"], "second": found["second"]})
+    return True
