@@ -38,6 +38,7 @@ async def open_servers(app: Appliance) -> None:
     app.at_stop("admin socket", lambda: close_unix(admin_socket, settings.admin_socket))
     app.at_stop("serving", app.serving.close)
     app.at_stop("operations", app.operations.close)
+    app.tenants.usage.count_losses(settings.state_dir / "usage.count")
     await app.start_part("tenants", app.tenants.start, app.tenants.stop)
     await make_first_key(app.tenants, settings.state_dir)
     await app.start_part("upkeep", app.upkeep.start, app.upkeep.stop)

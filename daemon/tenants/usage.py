@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import structlog
 from sqlalchemy import func, select, update
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 from daemon.store.base import utc_now
 from daemon.store.schema import ApiKey, UsageMinute
 from daemon.store.session import Store
+from daemon.tenants.loss_count import LossCount
 from daemon.tenants.principal import Principal
 from engine.errors import StoreError
 
@@ -62,6 +64,7 @@ class UsageLedger:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._count: LossCount | None = None
         self._open: dict[_Slot, UsageSum] = {}
         self._used_at: dict[str, datetime] = {}
         self._task: asyncio.Task[None] | None = None
@@ -72,6 +75,16 @@ class UsageLedger:
         slot = (now.replace(second=0, microsecond=0), principal.tenant_id, principal.key_id, model)
         self._open.setdefault(slot, UsageSum()).add(used)
         self._used_at[principal.key_id] = now
+        if self._count is not None:
+            for _ in range(used.requests):
+                self._count.add()
+
+    def count_losses(self, path: Path) -> None:
+        """Tell on_lost of what a process that was killed had not settled, and keep count for the next. Before start."""
+        self._count = LossCount(path)
+        if self._count.lost:
+            log.error("usage_lost", requests=self._count.lost, cause="the daemon ended without a stop")
+            self.on_lost(self._count.lost)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._settle_regularly(), name="usage-settler")
@@ -83,6 +96,9 @@ class UsageLedger:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         await self.settle()
+        if self._count is not None:
+            self._count.close()
+            self._count = None
 
     async def settle(self) -> None:
         """Write what was summed since the last time; on failure it is kept for the next. Raises: StoreError"""
@@ -94,10 +110,13 @@ class UsageLedger:
         writing = asyncio.ensure_future(self._store.write(lambda session: _write(session, sums, used_at)))
         try:
             await asyncio.shield(writing)
+            self._settled(sums)
         except asyncio.CancelledError:
             await asyncio.gather(writing, return_exceptions=True)
             if writing.exception() is not None:
                 self._take_back(sums, used_at)
+            else:
+                self._settled(sums)
             raise
         except StoreError:
             self._take_back(sums, used_at)
@@ -110,8 +129,14 @@ class UsageLedger:
         surplus = sorted(self._open)[: max(0, len(self._open) - MAX_OPEN_SLOTS)]
         lost = sum(self._open.pop(slot).requests for slot in surplus)
         if lost:
-            log.error("usage_lost", requests=lost)
+            log.error("usage_lost", requests=lost, cause="the database could not be written for too long")
             self.on_lost(lost)
+            if self._count is not None:
+                self._count.settle(lost)
+
+    def _settled(self, sums: dict[_Slot, UsageSum]) -> None:
+        if self._count is not None:
+            self._count.settle(sum(used.requests for used in sums.values()))
 
     async def _settle_regularly(self) -> None:
         failing = False
