@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -24,6 +24,7 @@ from engine.text.answer_grammar import lark_or_schema
 
 COMPILE_LIMIT_S = 2.0  # from when a thread takes it
 THREADS = 2
+STACK_BYTES = 512 << 20  # the library goes down a chain of rules by recursion; only what is used takes memory
 MOST_WAITING = 256  # grammars that wait for a thread
 MOST_KEPT = 128  # compiled or refused, the latest used
 _SIMPLER = "Make it smaller: fewer alternatives, counts and nested parts."
@@ -53,12 +54,13 @@ class GrammarCompiler:
     """start() and its result belong to the step loop; the rest runs in threads of its own."""
 
     def __init__(self, text: Callable[[], TextPipeline], vocab_size: int) -> None:
-        """text is called once, in a compiler's thread, when the first grammar comes or warm() asks for it."""
+        """text is called once, in a compiler's thread, when the first grammar comes."""
         self._text = text
         self._vocab_size = vocab_size
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(THREADS, "grammar")
+        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._start_threads()
         self._waiting = 0
         self._count_lock = threading.Lock()
         self._kept: OrderedDict[Grammar, Compilation] = OrderedDict()
@@ -70,13 +72,6 @@ class GrammarCompiler:
             max_grammar_size=200_000,
             verbose_errors=False,
         )
-
-    def warm(self) -> None:
-        """Read the vocabulary before the first grammar comes."""
-        self._threads.submit(self._ready_vocabulary)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def start(self, grammar: Grammar) -> Compilation:
         """The compilation of a grammar: begun now, or one that ran before.
@@ -98,7 +93,7 @@ class GrammarCompiler:
             self._kept.popitem(last=False)
         with self._count_lock:
             self._waiting += 1
-        self._threads.submit(self._run, grammar, compilation)
+        self._jobs.put(lambda: self._run(grammar, compilation))
         return compilation
 
     def state(self, matcher: LLMatcher, stop_token_ids: Sequence[int]) -> GrammarState:
@@ -107,6 +102,18 @@ class GrammarCompiler:
         return GrammarState(
             matcher.deep_copy(), self._vocabulary.vocab_size, stop_token_ids, self._vocabulary.eos_tokens
         )
+
+    def _start_threads(self) -> None:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            for number in range(THREADS):
+                threading.Thread(target=self._work, name=f"grammar-{number}", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
 
     def _run(self, grammar: Grammar, compilation: Compilation) -> None:
         with self._count_lock:

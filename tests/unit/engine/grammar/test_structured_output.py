@@ -255,3 +255,28 @@ def test_compiled_grammars_are_kept_and_begin_anew():
     core = core_in()
     seen = drive(core, *[Submit(f"r{n}", [65], asked(schema({"enum": ["ab", "cd"]}), seed=n)) for n in range(5)])
     assert {json.loads(said(deltas)) for deltas in seen.values()} <= {"ab", "cd"}
+
+
+LONG = 5_000
+
+
+def chain(letter: str) -> Grammar:
+    rules = "".join(f"{letter}{n}:{letter}{n + 1}\n" for n in range(LONG))
+    return Grammar(GrammarKind.LARK, f'start: {letter}0\n{rules}{letter}{LONG}:"x"\n')
+
+
+CHAINS = {
+    "rules": chain("a"),
+    "terminals": chain("A"),
+    "references": schema({
+        "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1400)} | {"a1400": {"const": 1}},
+        "$ref": "#/$defs/a0",
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_long_chains_of_rules_do_not_take_the_process_down(name):
+    """The library follows them by recursion: a thread's usual stack would not do."""
+    deltas = drive(core_in(), Submit("a", [65], asked(CHAINS[name])))["a"]
+    assert said(deltas) == ("1" if name == "references" else "x")
