@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 from daemon.serving.chat_prompt import render_prompt
+from daemon.serving.fill_in import fill_in_ids
 from daemon.serving.output import choice_grammar
 from daemon.serving.request import ChatPrompt, GenerationRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from daemon.tenants.limits import TenantLimits
@@ -138,7 +139,9 @@ def _text_bytes(prompt: Prompt) -> int:
     """Bytes that surely become tokens: a template may strip what stands around a text."""
     if isinstance(prompt, TokenPrompt):
         return len(prompt.token_ids)  # a token is a byte or more
-    texts = [prompt.text] if isinstance(prompt, TextPrompt) else [str(m["content"]) for m in prompt.messages]
+    texts = (
+        [prompt.text, prompt.suffix] if isinstance(prompt, TextPrompt) else [str(m["content"]) for m in prompt.messages]
+    )
     return sum(len(one.strip().encode("utf-8", "surrogatepass")) for one in texts)
 
 
@@ -160,7 +163,10 @@ def _prepare(prompt: Prompt, request: GenerationRequest, text: TextPipeline) -> 
         token_ids = render_prompt(prompt, request, text)
         return PreparedPrompt(token_ids, grammar=choice_grammar(request, text, token_ids))
     if isinstance(prompt, TextPrompt):
-        token_ids = text.encode(prompt.text, special=True, add_bos=True)
+        if prompt.suffix:
+            token_ids = fill_in_ids(text, request.model, prompt.text, prompt.suffix)
+        else:
+            token_ids = text.encode(prompt.text, special=True, add_bos=True)
         if not token_ids:
             raise InvalidParameter("The prompt has no tokens.", param="prompt")
         return PreparedPrompt(token_ids, prompt.text if request.echo else "")

@@ -46,9 +46,10 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text that is continued as it is; special tokens in it are honoured."""
+    """Text that is continued as it is; special tokens in it are honoured. suffix: what comes after the answer."""
 
     text: str
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

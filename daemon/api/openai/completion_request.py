@@ -32,8 +32,6 @@ def read_completion(body: CompletionBody) -> GenerationRequest:
     """Raises: InvalidParameter naming the field that is wrong or not supported."""
     n, echo = body.n or 1, bool(body.echo)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if body.suffix:
-        raise InvalidParameter("suffix is not supported: no model here is known to fill in the middle.", param="suffix")
     best_of = None if body.best_of is None or body.best_of == n else body.best_of
     if best_of is not None and best_of < n:
         raise InvalidParameter(f"best_of is {best_of} and n is {n}; it must be at least n.", param="best_of")
@@ -44,6 +42,8 @@ def read_completion(body: CompletionBody) -> GenerationRequest:
     if max_tokens == 0 and not echo:
         raise InvalidParameter("max_tokens is 0; it must be at least 1 without echo.", param="max_tokens")
     prompts = _read_prompts(body.prompt)
+    if body.suffix:
+        prompts = tuple(_before(prompt, body.suffix) for prompt in prompts)
     if len(prompts) * (best_of or n) > MAX_CHOICES:
         raise InvalidParameter(
             f"{len(prompts)} prompts with {best_of or n} choices each are more than {MAX_CHOICES}.",
@@ -80,6 +80,12 @@ def _read_prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ..
     if all(isinstance(item, list) for item in prompt):
         return tuple(_tokens(item) for item in prompt if isinstance(item, list))
     raise InvalidParameter("prompt mixes texts and token ids.", "Send one kind.", param="prompt")
+
+
+def _before(prompt: Prompt, suffix: str) -> Prompt:
+    if not isinstance(prompt, TextPrompt):
+        raise InvalidParameter("suffix needs a prompt of text, not of token ids.", param="suffix")
+    return TextPrompt(prompt.text, suffix)
 
 
 def _text(text: str) -> TextPrompt:

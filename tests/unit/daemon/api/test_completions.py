@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import openai
 import pytest
 
-from tests.fakes.fake_services import MODEL, FakeServices
+from tests.fakes.fake_services import MODEL, FakeServices, add_replica
+from tests.fakes.fake_text import ByteText
 
 PATH = "/v1/completions"
 
@@ -84,6 +85,36 @@ async def test_completion_keeps_the_most_probable_of_several(http: httpx.AsyncCl
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert all(choice["logprobs"] is None for choice in answer["choices"])
     assert answer["usage"]["completion_tokens"] == sum(map(len, ("bad", "good", "best", "x", "y", "z")))
+
+
+class FillText(ByteText):
+    """The same with tokens for filling in, spelled by bytes that no text has."""
+
+    marks: ClassVar[dict[str, int]] = {}
+
+    def special_id(self, text: str) -> int | None:
+        return self.marks.get(text)
+
+
+@pytest.mark.parametrize(
+    ("marks", "prompt"),
+    [
+        (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), b"\xf8ab\xf9c\xfa"),
+        (("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"), b"\xf8ab\xf9c\xfa"),
+        (("[PREFIX]", "[SUFFIX]"), b"\xf9c\xf8ab"),
+    ],
+)
+async def test_suffix_is_put_behind_its_mark(
+    http: httpx.AsyncClient, services: FakeServices, marks: tuple[str, ...], prompt: bytes
+) -> None:
+    text = FillText()
+    text.marks = dict(zip(marks, (0xF8, 0xF9, 0xFA), strict=False))  # type: ignore[misc]
+    add_replica(services.router, "coder", services.engine, text=text)
+    body = {"model": "coder", "prompt": "ab", "suffix": "c"}
+    assert (await http.post(PATH, json=body)).status_code == 200
+    assert bytes(services.engine.submitted[-1].prompt_token_ids) == prompt
+    refused = await http.post(PATH, json={**body, "prompt": [1, 2]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
 
 
 @pytest.mark.parametrize(
