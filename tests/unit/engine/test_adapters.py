@@ -187,3 +187,18 @@ def test_adapter_of_a_quantised_gguf_base_adds_to_what_its_blocks_decode_to(stor
             assert tokens == logits.argmax(dim=-1).tolist()
             said = logits.gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
             torch.testing.assert_close(torch.tensor(logprobs), said, atol=3e-4, rtol=0)
+
+
+def test_guesses_in_adapter_rows_are_checked_with_the_adapter(tmp_path):
+    base = saved_model("llama", tmp_path / "base")
+    adapters = {"a": write_adapter(tmp_path / "a", base)}
+    prompt = [3, 4, 5, 6] * 12  # repeats itself, so that there is something to guess
+    greedy = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    found = []
+    for guesses in (0, 4):
+        core = built(tmp_path / "base", adapters, speculation_tokens=guesses).core
+        for name in ("", "a"):
+            core.add(Submit(f"{guesses}{name}", prompt, greedy, adapter=name))
+        found.append([tokens for tokens, _ in run(core)[0].values()])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
