@@ -300,6 +300,9 @@ class Appliance:
         self.aliases = parts.aliases
         self.router.views = self.supervisor.views
         self.metrics.views = self.supervisor.views
+        self.metrics.accelerators = lambda: self.machine.last.accelerators if self.machine.last else ()
+        self.metrics.refused_guesses = lambda: self.tenants.brake.refusals
+        self.metrics.certificate_left_s = lambda: self.tls.left_s if self.tls is not None else None
         self.metrics.admission_waiting = lambda: self.tenants.admission.waiting
         self.metrics.event_failures = lambda: self.events.unwritten_failures
 

@@ -41,6 +41,11 @@ class MachineWatch:
         self._seen_mono = 0.0
         self._looking: asyncio.Task[Machine] | None = None
 
+    @property
+    def last(self) -> Machine | None:
+        """The last picture, however old; None before the first."""
+        return self._machine
+
     async def current(self) -> Machine:
         """Blocks: for the first picture only."""
         stale = time.monotonic() - self._seen_mono > self._fresh_s

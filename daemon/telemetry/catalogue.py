@@ -101,6 +101,29 @@ WORKER_RESTARTS = MetricSpec(
 EVENTS_UNSTORED = MetricSpec(
     "bayard_event_store_failures_total", "counter", (), "Times the event log could not be written to the database."
 )
+DRAFTS = MetricSpec(
+    "bayard_engine_draft_tokens_total",
+    "counter",
+    ("worker", "model", "outcome"),
+    "Speculation: tokens guessed, and those of them that were accepted.",
+)
+DEVICE_MEMORY = MetricSpec(
+    "bayard_accelerator_memory_bytes", "gauge", ("device", "use"), "Memory of an accelerator: total, used."
+)
+DEVICE_USE = MetricSpec(
+    "bayard_accelerator_utilisation_ratio", "gauge", ("device",), "Share of time it computed, 0 to 1."
+)
+DEVICE_TEMPERATURE = MetricSpec("bayard_accelerator_temperature_celsius", "gauge", ("device",), "Its temperature.")
+DEVICE_POWER = MetricSpec("bayard_accelerator_power_watts", "gauge", ("device",), "Power it draws.")
+DEVICE_STATE = MetricSpec("bayard_accelerator_usable", "gauge", ("device",), "1 if it can be used, 0 if not.")
+GUESSES = MetricSpec(
+    "bayard_refused_key_guesses_total", "counter", (), "Calls refused unseen because of earlier wrong keys."
+)
+CERTIFICATE = MetricSpec(
+    "bayard_certificate_expiry_seconds", "gauge", (), "Until the server's certificate expires; negative once it has."
+)
+DAEMON_RSS = MetricSpec("bayard_daemon_resident_bytes", "gauge", (), "Resident memory of the daemon.")
+DAEMON_FDS = MetricSpec("bayard_daemon_open_files", "gauge", (), "File descriptors that the daemon holds open.")
 UPTIME = MetricSpec("bayard_uptime_seconds", "gauge", (), "Since the daemon was ready.")
 
 # kept by the daemon as requests pass
@@ -133,6 +156,16 @@ READ_AT_SCRAPE = (
     WORKER_DEVICE,
     WORKER_STATE,
     WORKER_RESTARTS,
+    DRAFTS,
+    DEVICE_MEMORY,
+    DEVICE_USE,
+    DEVICE_TEMPERATURE,
+    DEVICE_POWER,
+    DEVICE_STATE,
+    GUESSES,
+    CERTIFICATE,
+    DAEMON_RSS,
+    DAEMON_FDS,
     EVENTS_UNSTORED,
     UPTIME,
 )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 from daemon.telemetry import catalogue as c
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
+from hwdetect.accelerator import Accelerator
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,6 +37,9 @@ class Metrics:
         self.views: Callable[[], list[WorkerView]] = list
         self.admission_waiting: Callable[[], int] = int
         self.event_failures: Callable[[], int] = int
+        self.accelerators: Callable[[], Iterable[Accelerator]] = tuple
+        self.refused_guesses: Callable[[], int] = int
+        self.certificate_left_s: Callable[[], float | None] = lambda: None
         self.ready_mono: float | None = None
         self.registry.register(_AtScrape(self))
 
@@ -87,9 +92,33 @@ class _AtScrape(Collector):
         families[c.EVENTS_UNSTORED.name].add_metric([], self._metrics.event_failures())
         if self._metrics.ready_mono is not None:
             families[c.UPTIME.name].add_metric([], time.monotonic() - self._metrics.ready_mono)
+        families[c.GUESSES.name].add_metric([], self._metrics.refused_guesses())
+        left_s = self._metrics.certificate_left_s()
+        if left_s is not None:
+            families[c.CERTIFICATE.name].add_metric([], left_s)
+        own = psutil.Process()
+        families[c.DAEMON_RSS.name].add_metric([], own.memory_info().rss)
+        families[c.DAEMON_FDS.name].add_metric([], own.num_fds())
+        for device in self._metrics.accelerators():
+            _add_device(families, device)
         for view in self._metrics.views():
             _add_worker(families, view)
         return families.values()
+
+
+def _add_device(families: dict[str, Any], device: Accelerator) -> None:
+    who = [device.vendor.value if device.index is None else f"{device.vendor.value}{device.index}"]
+    families[c.DEVICE_STATE.name].add_metric(who, float(device.usable))
+    used = device.utilisation_percent
+    for name, labels, value in (
+        (c.DEVICE_MEMORY.name, [*who, "total"], device.memory_total_bytes),
+        (c.DEVICE_MEMORY.name, [*who, "used"], device.memory_used_bytes),
+        (c.DEVICE_USE.name, who, None if used is None else used / 100),
+        (c.DEVICE_TEMPERATURE.name, who, device.temperature_c),
+        (c.DEVICE_POWER.name, who, device.power_w),
+    ):
+        if value is not None:
+            families[name].add_metric(labels, value)
 
 
 def _add_worker(families: dict[str, Any], view: WorkerView) -> None:
@@ -115,6 +144,8 @@ def _add_worker(families: dict[str, Any], view: WorkerView) -> None:
         (c.WORKER_DEVICE, stats.device_bytes),
     ):
         families[spec.name].add_metric(who, value)
+    for outcome, tokens in (("guessed", stats.draft_tokens_total), ("accepted", stats.draft_accepted_total)):
+        families[c.DRAFTS.name].add_metric([*who, outcome], tokens)
     for use, pages in (
         ("total", stats.kv_pages_total),
         ("active", stats.kv_pages_active),

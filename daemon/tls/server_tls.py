@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from daemon.settings import TlsSettings
+from daemon.store.base import utc_now
 from daemon.tls.authority import Authority, CertificateFacts, facts_of
 from engine.errors import ConfigError
 
@@ -59,6 +60,7 @@ class ServerTls:
                 "The key has to belong to the certificate, both as PEM.",
             ) from error
         self._loaded = stamp
+        self._until_at = self.facts().not_after_at
         self.generation += 1
 
     def look(self) -> bool:
@@ -75,6 +77,11 @@ class ServerTls:
             return False
         log.info("certificate_loaded", path=str(self.cert_file), until=self.facts().not_after_at.isoformat())
         return True
+
+    @property
+    def left_s(self) -> float:
+        """Until the certificate in use expires."""
+        return (self._until_at - utc_now()).total_seconds()
 
     def facts(self) -> CertificateFacts:
         """Raises: ConfigError"""
