@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bench.kernel_timing import copies_for, microseconds
-from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.quant_gemm import dequantised
+from engine.quant.encode import encode
 
 Item = TypeVar("Item")
 
@@ -38,6 +39,10 @@ class Bench:
 
     def normal(self, *shape: int, spread: float = 1.0) -> Tensor:
         return torch.empty(shape, device=self.device).normal_(0.0, spread).to(self.dtype)
+
+    def weight(self, plain: Tensor, kind: str) -> CodedWeight:
+        """As loading with another precision makes it."""
+        return coded(encode(plain, kind, asymmetric=kind == "int4"))
 
     def times(self, run: Callable[[Item], object], items: Sequence[Item]) -> float:
         """Microseconds of one call."""

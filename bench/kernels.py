@@ -27,13 +27,13 @@ from bench.kernels_mixed import SHAPES as MIXED_SHAPES
 from bench.kernels_mixed import mixed
 from bench.provenance import provenance
 from engine.kernels.triton import quant_linear
-from engine.kernels.triton.coded import CodedWeight, coded
+from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles, large_linear, quant_gemm
-from engine.kernels.triton.quant_gemv import GemvTiles, gemv_tiles, quant_gemv
+from engine.kernels.triton.quant_gemv import GemvTiles
+from engine.kernels.triton.quant_stream import StreamTiles, few_rows, gemv_tiles
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
-from engine.quant.encode import encode
 
 Shape = tuple[int, int]  # (K, N)
 LLAMA: dict[str, Shape] = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
@@ -43,9 +43,13 @@ KINDS = ("fp8", "int8", "int4", "fp4_nv", "fp4_mx")
 COPY_BYTES_S = 4.2e12  # of an H200
 GEMV_SWEEP = tuple(
     GemvTiles(*sizes)
+    for sizes in ((4, 128, 2), (8, 128, 2), (4, 256, 2), (2, 512, 4), (4, 256, 4), (8, 512, 4))
+)  # fmt: skip
+STREAM_SWEEP = tuple(
+    StreamTiles(*sizes)
     for sizes in (
-        (1, 512, 4), (2, 512, 4), (4, 512, 4), (8, 512, 4), (2, 256, 4), (4, 256, 4), (8, 256, 4), (4, 128, 2),
-        (8, 128, 2), (2, 1024, 8), (4, 1024, 8), (4, 512, 8), (8, 512, 8), (4, 256, 2), (2, 1024, 4),
+        (4, 4, 3, 528), (4, 4, 4, 396), (4, 4, 4, 660), (2, 4, 4, 660), (2, 4, 4, 924), (4, 8, 3, 264), (4, 8, 4, 396),
+        (2, 8, 4, 396),
     )
 )  # fmt: skip
 GEMM_SWEEP = tuple(
@@ -59,8 +63,9 @@ GEMM_SWEEP = tuple(
 SCALED_SWEEP = tuple(
     ScaledTiles(*sizes)
     for sizes in (
-        (64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 128, 4, 3), (128, 128, 128, 8, 4),
-        (128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (64, 256, 128, 8, 3), (64, 256, 128, 4, 3), (128, 256, 64, 8, 4),
+        (32, 64, 256, 4, 4), (64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (128, 64, 128, 4, 4), (128, 128, 128, 4, 3),
+        (128, 128, 128, 8, 4), (128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (64, 256, 128, 4, 3),
+        (128, 128, 256, 8, 3),
     )
 )  # fmt: skip
 
@@ -83,9 +88,9 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
     base_us = bench.times(lambda weight: plain_linear(x, weight), plain_copies(plain))
     took = {"bf16": base_us}
     for kind in bench.kinds:
-        weight = coded(encode(plain, kind))
-        tiles = list(GEMV_SWEEP) if bench.sweep else [gemv_tiles(weight)]
-        took[kind], best = bench.best(lambda w, tile: quant_gemv(x, w, None, tile), copies(weight), tiles)
+        weight = bench.weight(plain, kind)
+        tiles = [*GEMV_SWEEP, *STREAM_SWEEP] if bench.sweep else [gemv_tiles(weight, rows)]
+        took[kind], best = bench.best(lambda w, tile: few_rows(x, w, None, tile), copies(weight), tiles)
         bytes_s = weight.num_bytes / took[kind] * 1e6
         bench.show(
             "gemv",
@@ -97,7 +102,7 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
             of_copy=round(bytes_s / COPY_BYTES_S, 2),
             bf16_us=round(base_us, 2),
             over_bf16=round(base_us / took[kind], 2),
-            error=relative_error(quant_gemv(x, weight), truth(x, weight)),
+            error=relative_error(few_rows(x, weight), truth(x, weight)),
             tiles=best,
         )
     return took
@@ -113,7 +118,7 @@ def _tiles_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
     plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
     base_us = bench.times(lambda weight: F.linear(x, weight), plain_copies(plain))
     for kind in bench.kinds:
-        weight = coded(encode(plain, kind))
+        weight = bench.weight(plain, kind)
         wanted = [one for one in GEMM_SWEEP if one.block_m <= max(16, rows)] if bench.sweep else [gemm_tiles(rows)]
         took_us, best = bench.best(lambda w, tile: quant_gemm(x, w, None, tile), copies(weight), wanted)
         bench.show(
@@ -143,7 +148,7 @@ def _large_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
         return F.linear(x, dequantised(weight, x.dtype))
 
     for kind in bench.kinds:
-        weight = coded(encode(plain, kind))
+        weight = bench.weight(plain, kind)
         took_us = bench.times(lambda w: large_linear(x, w, None), [weight])
         bench.show(
             "large",
@@ -167,7 +172,7 @@ def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> N
     depth, columns = shape
     plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
     base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
-    weight = coded(encode(plain, kind))
+    weight = bench.weight(plain, kind)
     packed = quant_linear.PackedLinear(weight)
     run = quant_linear.linear_fp8 if kind == "fp8" else quant_linear.linear_int8
     took_us = bench.times(lambda p: run(x, p), [packed])

@@ -36,6 +36,7 @@ class CodedWeight:
     scale_code: str = "float"  # "float", "e4m3", "e8m0"
     zeros: Tensor | None = None  # uint8, or float32 where they are not whole
     row_scales: Tensor | None = None  # float32, times the group's scale
+    pairs: Tensor | None = None  # int32 [N, G]: see paired
     outlier_columns: Tensor | None = None  # [k] int32: inputs whose codes are zero, kept in 16 bits beside
     outlier_weights: Tensor | None = None
 
@@ -57,7 +58,7 @@ class CodedWeight:
 
     @property
     def num_bytes(self) -> int:
-        members = (self.codes, self.scales, self.zeros, self.row_scales, self.outlier_weights)
+        members = (self.codes, self.scales, self.zeros, self.row_scales, self.pairs, self.outlier_weights)
         return sum(member.numel() * member.element_size() for member in members if member is not None)
 
 
@@ -83,7 +84,19 @@ def coded(weight: CodedTensor | QuantTensor) -> CodedWeight:
         repeats = weight.group // _group(weight.group)
         scales = _narrow(scales).repeat_interleave(repeats, dim=1)
         zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
-    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, columns, kept)
+    pairs = paired(scales, zeros)
+    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, pairs, columns, kept)
+
+
+def paired(scales: Tensor, zeros: Tensor | None) -> Tensor | None:
+    """A group's scale and zero point in one word, to be read at once: the float16 scale below 1 + zero / 256.
+
+    None where there are no zero points below 16, or scales of another type
+    """
+    if zeros is None or zeros.dtype != torch.uint8 or scales.dtype != torch.float16:
+        return None
+    middles = 1.0 + zeros.to(torch.float16) / 256.0
+    return torch.stack((scales, middles), dim=-1).view(torch.int32).squeeze(-1)
 
 
 def _group(size: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 
@@ -13,3 +15,11 @@ def speaks_ptx(device: torch.device) -> bool:
 def converts_fp8(device: torch.device) -> bool:
     """Whether the device converts to and from E4M3 itself; bit tricks serve the others."""
     return speaks_ptx(device) and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@functools.cache
+def units_of(device: torch.device) -> int:
+    """Units that run programs side by side; of a device that does not say, those of a large GPU."""
+    if device.type != "cuda":
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

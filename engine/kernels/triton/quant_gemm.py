@@ -1,8 +1,8 @@
 """A quantised weight times more than a few rows: tiles decoded in registers for tensor units, or decoded once for all.
 
 A tile's codes become exact numbers of the activations' type; multipliers of groups of 64 and more are applied to the
-group's float32 sum, smaller groups' to each number. For many rows decoding in each tile would be repeated too often: a
-part of the weight that stays in the cache is decoded to scratch, and the matrix library multiplies it.
+group's float32 sum, smaller groups' to each number. For many rows decoding in each tile would be repeated too often:
+the weight is decoded to scratch, and the matrix library multiplies it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.device import converts_fp8
 from engine.kernels.triton.quant_gemv import CODE_NUMBERS, SCALE_NUMBERS, _scale
 
-SCRATCH_BYTES = 32 << 20  # of decoded numbers, so that they are still in the cache when they are read
+SCRATCH_BYTES = 256 << 20  # of decoded numbers: a layer's largest matrix; smaller parts cost 10 %
 PROGRAMS_WANTED = 264  # two for each unit of a large GPU
 MAX_SPLITS = 8
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.coded import HALF_BYTES, CodedWeight
 from engine.kernels.triton.device import speaks_ptx
 
 MAX_ROWS = 4
@@ -166,18 +166,19 @@ def _added(inputs):
 
 
 @triton.jit
-def _quant_gemv_kernel(
-    x, codes, scales, zeros, row_scales, bias, out, columns, row_words, groups, one,
+def column_sums(
+    x, codes, scales, zeros, row_scales, first_n, last_n, row_words, groups, one,
     ROWS: tl.constexpr, INPUT: tl.constexpr, CODE: tl.constexpr, SCALE: tl.constexpr,
-    GROUPED: tl.constexpr, SIXTEENS: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, WORDS: tl.constexpr,
-    CORRECTION: tl.constexpr, PTX: tl.constexpr,
+    GROUPED: tl.constexpr, SIXTEENS: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_PAIRS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
+    WORDS: tl.constexpr, CORRECTION: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Sums of BLOCK_N columns for ROWS rows, each a tile [BLOCK_G, WORDS] of partial sums.
+    """Products of ROWS inputs with BLOCK_N rows of the weight from first_n on, a scalar each, rows of x within.
 
+    Each is a tile [BLOCK_G, WORDS] of partial sums at first. last_n: the last row there is.
     WORDS: of a group, or of a block of K where all of a row is one group. SIXTEENS: two groups in a block of 32.
+    HAS_PAIRS: zeros are pairs of a scale and a zero point.
     """
-    first_n = tl.program_id(0) * BLOCK_N
     lanes = tl.arange(0, BLOCK_G)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
     group_lanes = tl.arange(0, BLOCK_G)
     WHOLE: tl.constexpr = CODE == 1 or CODE == 2
@@ -215,7 +216,7 @@ def _quant_gemv_kernel(
                 plain = _with(plain, m, plain[m] + _added(low_inputs[m]))
         fresh = ()
         for i in tl.static_range(BLOCK_N):
-            n = tl.minimum(first_n + i, columns - 1).to(tl.int64)  # what is beyond is computed again, and not stored
+            n = tl.minimum(first_n + i, last_n).to(tl.int64)  # what is beyond is computed again, and not stored
             at = codes + n * row_words + pairs
             if EVEN:
                 words = tl.load(at, eviction_policy="evict_first")
@@ -226,20 +227,33 @@ def _quant_gemv_kernel(
                 high = _decoded(words, one, CODE, 1, PTX)
             if GROUPED:
                 place = n * groups + group
-                scale = _scale(scales, place, in_group, EVEN, SCALE)[:, None]
-                if SIXTEENS:
-                    second_scale = _scale(scales, place + 1, in_group, EVEN, SCALE)[:, None]
                 # What stands for nothing, as the fractions say it.
                 middle = 1.5
-                low_middle = 1.5
-                if HAS_ZEROS:
-                    zero = tl.load(zeros + place, mask=in_group, other=0).to(tl.float32)
-                    middle = (zero * (1.0 / CORRECTION) + 1.0)[:, None]
-                    low_middle = middle
-                    if CODE == 2:
+                low_middle = 1.03125 if CODE == 2 else 1.5
+                if HAS_PAIRS:
+                    if EVEN:
+                        pair = tl.load(zeros + place)
+                    else:
+                        pair = tl.load(zeros + place, mask=in_group, other=0)
+                    scale = _low_half(pair)[:, None]
+                    low_middle = _high_half(pair, PTX)[:, None]
+                    middle = low_middle * 16.0 - 15.0
+                else:
+                    scale = _scale(scales, place, in_group, EVEN, SCALE)[:, None]
+                    if HAS_ZEROS:
+                        zero = tl.load(zeros + place, mask=in_group, other=0).to(tl.float32)
+                        middle = (zero * (1.0 / 16.0) + 1.0)[:, None]
                         low_middle = (zero * (1.0 / 256.0) + 1.0)[:, None]
-                elif CODE == 2:
-                    low_middle = 1.03125
+                if SIXTEENS:
+                    if HAS_PAIRS:
+                        pair = tl.load(zeros + place + 1, mask=in_group, other=0)
+                        second_scale = _low_half(pair)[:, None]
+                        middle = _high_half(pair, PTX)[:, None] * 16.0 - 15.0
+                    else:
+                        second_scale = _scale(scales, place + 1, in_group, EVEN, SCALE)[:, None]
+                        if HAS_ZEROS:
+                            zero = tl.load(zeros + place + 1, mask=in_group, other=0).to(tl.float32)
+                            middle = (zero * (1.0 / 16.0) + 1.0)[:, None]
             for m in tl.static_range(ROWS):
                 total = sums[i * ROWS + m]
                 if not GROUPED:
@@ -266,8 +280,9 @@ def _quant_gemv_kernel(
                         total += value * scale
                 fresh = fresh + (total,)
         sums = fresh
+    values = ()
     for i in tl.static_range(BLOCK_N):
-        n = tl.minimum(first_n + i, columns - 1)
+        n = tl.minimum(first_n + i, last_n).to(tl.int64)
         factor = CORRECTION
         if not GROUPED:
             factor = factor * tl.load(scales + n).to(tl.float32)
@@ -277,7 +292,28 @@ def _quant_gemv_kernel(
             value = tl.sum(sums[i * ROWS + m])
             if CODE == 1 and not GROUPED:
                 value -= 1.5 * tl.sum(plain[m])
-            value = value * factor
+            values = values + (value * factor,)
+    return values
+
+
+@triton.jit
+def _quant_gemv_kernel(
+    x, codes, scales, zeros, row_scales, bias, out, columns, row_words, groups, one,
+    ROWS: tl.constexpr, INPUT: tl.constexpr, CODE: tl.constexpr, SCALE: tl.constexpr,
+    GROUPED: tl.constexpr, SIXTEENS: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_PAIRS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_G: tl.constexpr, WORDS: tl.constexpr, CORRECTION: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    first_n = tl.program_id(0) * BLOCK_N
+    values = column_sums(
+        x, codes, scales, zeros, row_scales, first_n, columns - 1, row_words, groups, one,
+        ROWS, INPUT, CODE, SCALE, GROUPED, SIXTEENS, HAS_ZEROS, HAS_PAIRS, HAS_ROW_SCALES, EVEN,
+        BLOCK_N, BLOCK_G, WORDS, CORRECTION, PTX,
+    )  # fmt: skip
+    for i in tl.static_range(BLOCK_N):
+        n = tl.minimum(first_n + i, columns - 1)
+        for m in tl.static_range(ROWS):
+            value = values[i * ROWS + m]
             if HAS_BIAS:
                 value += tl.load(bias + n).to(tl.float32)
             tl.store(out + m * columns + n, value.to(out.dtype.element_ty), mask=first_n + i < columns)
@@ -297,28 +333,37 @@ def quant_gemv(
     rows, depth = x.shape
     columns = weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-    tiles = tiles or gemv_tiles(weight)
+    tiles = tiles or GemvTiles(4, 128, 2)
     row_words = depth // weight.numbers_a_byte // 4
-    grouped = weight.scales.shape[1] > 1 or weight.code == "int4" or weight.scale_code != "float"
-    sixteens = weight.code in ("int4", "fp4") and weight.group == 16
-    words = tiles.block_words
-    if grouped:
-        words = 4 if sixteens else weight.group // weight.numbers_a_byte // 4
+    words = words_of(weight, tiles.block_words)
     blocks = max(1, tiles.block_words // words)
     x = x.contiguous()
     none = weight.codes
     _quant_gemv_kernel[(triton.cdiv(columns, tiles.block_n),)](
         x if x.dtype == torch.float32 else x.view(torch.int64),
         weight.codes.view(torch.int32), weight.scales,
-        none if weight.zeros is None else weight.zeros, none if weight.row_scales is None else weight.row_scales,
+        none if weight.zeros is None else weight.zeros if weight.pairs is None else weight.pairs,
+        none if weight.row_scales is None else weight.row_scales,
         none if bias is None else bias, out, columns, row_words, weight.scales.shape[1], ONE_BITS,
-        rows, INPUTS[x.dtype], CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code],
-        grouped, sixteens, weight.zeros is not None, weight.row_scales is not None, bias is not None,
+        rows, INPUTS[x.dtype], *form_of(weight), bias is not None,
         row_words % (blocks * words) == 0, tiles.block_n, blocks, words, CORRECTIONS[CODE_NUMBERS[weight.code]],
         speaks_ptx(x.device), num_warps=tiles.warps,
     )  # fmt: skip
     return out
 
 
-def gemv_tiles(weight: CodedWeight) -> GemvTiles:
-    return GemvTiles(4, 512, 4)
+def form_of(weight: CodedWeight) -> tuple[int, int, bool, bool, bool, bool, bool]:
+    """CODE to HAS_ROW_SCALES of column_sums."""
+    grouped = weight.scales.shape[1] > 1 or weight.code == "int4" or weight.scale_code != "float"
+    sixteens = weight.code in HALF_BYTES and weight.group == 16
+    zeros, pairs = weight.zeros is not None, weight.pairs is not None
+    code, scale = CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code]
+    return code, scale, grouped, sixteens, zeros, pairs, weight.row_scales is not None
+
+
+def words_of(weight: CodedWeight, block_words: int) -> int:
+    """WORDS of column_sums."""
+    _, _, grouped, sixteens, *_ = form_of(weight)
+    if not grouped:
+        return block_words
+    return 4 if sixteens else weight.group // weight.numbers_a_byte // 4

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.device import units_of
+
 
 @triton.jit
 def _scaled_gemm_kernel(
@@ -102,7 +104,7 @@ def scaled_gemm(
     rows, depth = a.shape
     columns = w.shape[0]
     blocks = a_scales.shape[1] > 1
-    tiles = tiles or scaled_tiles(rows, columns)
+    tiles = tiles or scaled_tiles(rows, columns, units_of(a.device))
     block_k = 128 if blocks else tiles.block_k
     out = torch.empty(rows, columns, dtype=dtype, device=a.device)
     kept = 0 if a_outliers is None else a_outliers.shape[1]
@@ -117,11 +119,25 @@ def scaled_gemm(
     return out
 
 
-def scaled_tiles(rows: int, columns: int) -> ScaledTiles:
+# Tiles with the share of the best one's rate that they reach where they fill the device, measured on an H200.
+CHOICES = (
+    (ScaledTiles(128, 256, 128, 8, 3), 1.0),
+    (ScaledTiles(128, 128, 128, 8, 4), 0.9),
+    (ScaledTiles(128, 64, 128, 4, 4), 0.75),
+    (ScaledTiles(64, 64, 128, 4, 4), 0.6),
+)
+
+
+def scaled_tiles(rows: int, columns: int, units: int = 132) -> ScaledTiles:
+    """The tile with which the fullest of a device's units has the least to do."""
     if rows <= 16:
         return ScaledTiles(16, 64, 256, 4, 4)
-    if rows <= 64:
-        return ScaledTiles(64, 64, 128, 4, 4)
-    if rows <= 256:
-        return ScaledTiles(128, 128, 128, 8, 4)
-    return ScaledTiles(128, 256, 128, 8, 3)
+    if rows <= 32:
+        return ScaledTiles(32, 64, 256, 4, 4)
+
+    def cost(choice: tuple[ScaledTiles, float]) -> float:
+        tile, rate = choice
+        tiles = -(-rows // tile.block_m) * -(-columns // tile.block_n)
+        return -(-tiles // units) * tile.block_m * tile.block_n / rate
+
+    return min(CHOICES, key=cost)[0]
