@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import TYPE_CHECKING
 
@@ -125,10 +126,20 @@ class ChoiceDecoder:
                 events.append(ReasoningDelta(self.index, part.text))
             else:
                 call_id = f"call_{secrets.token_hex(12)}"
-                events.append(ToolCallDelta(self.index, self._calls, part.arguments, call_id, part.name))
+                arguments, name = well_formed(part.arguments), part.name.encode("utf-8", "replace").decode()
+                events.append(ToolCallDelta(self.index, self._calls, arguments, call_id, name))
                 self._calls += 1
                 if self._one_call:
                     break
         if entries:  # of tokens whose text is no part of the answer, or none yet
             events.append(TextDelta(self.index, "", entries))
         return events, self._one_call and self._calls > 0
+
+
+def well_formed(json_text: str) -> str:
+    """The same JSON without half a surrogate pair, which a model may write as an escape: it stays one."""
+    try:
+        json_text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(json_text))
+    return json_text

@@ -49,8 +49,10 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call_text(function: dict[str, Any]) -> str:
+    """What a model once wrote, broken, is shown as it was."""
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        return json.dumps(
+            {"name": function["name"], "arguments": json.loads(function["arguments"] or "{}")}, ensure_ascii=False
+        )
     except (json.JSONDecodeError, RecursionError):
-        arguments = function["arguments"]  # what a model once wrote, broken: shown as it was
-    return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+        return json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)

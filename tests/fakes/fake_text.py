@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from engine.errors import InvalidParameter
 from engine.text import ReasoningSplitter
 from engine.text.tools import ToolFormat
 
@@ -36,7 +37,10 @@ class ByteText:
         return None
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        return list(text.encode())
+        try:
+            return list(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidParameter("The text holds half a surrogate pair, which is no character.") from None
 
     def encode_for_embedding(self, text: str, prompt: str | None = None) -> list[int]:
         return self.encode(text, add_bos=True)

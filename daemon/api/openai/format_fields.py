@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from daemon.api.json_guard import check_json
 from daemon.api.openai.sampling_fields import SamplingFields
 from daemon.api.schema_guard import choice_grammar, lark_grammar, regex_grammar, schema_grammar
 from daemon.serving.request import Constraint
@@ -100,7 +101,8 @@ def _read_guided(guided: GuidedFields) -> list[Constraint | None]:
 def _guided_json(schema: dict[str, Any] | str) -> Constraint:
     if isinstance(schema, str):
         try:
+            check_json(schema.encode())  # its own nesting was no part of the body's
             schema = msgspec.json.decode(schema)
-        except msgspec.DecodeError:
-            raise InvalidParameter("guided_json is no JSON.", param="guided_json") from None
+        except (msgspec.DecodeError, InvalidParameter) as error:
+            raise InvalidParameter(f"guided_json is no JSON that is taken: {error}", param="guided_json") from None
     return Constraint(schema_grammar(schema, "guided_json"), "guided_json")

@@ -212,6 +212,7 @@ REFUSED = [
     ({"response_format": schema_format(nested(40))}, "response_format"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[" * 100_000}, "guided_json"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"modalities": ["audio"]}, "modalities"),

@@ -80,6 +80,24 @@ async def test_one_call_at_most_ends_the_generation(http: httpx.AsyncClient, ser
     assert len(services.engine.aborted) == 2
 
 
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"a": ' * 900 + "1" + "}" * 900, '"\\ud800"', "nonsense", ""])
+async def test_broken_arguments_of_a_history_are_no_fault(tmp_path: Path, arguments: str) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}, *HI]
+    async with fake_services(tmp_path) as services, plain_http(services) as http:
+        response = await http.post(CHAT, json={"model": "plain", "messages": messages, "max_tokens": 1})
+        assert response.status_code in (200, 400)
+
+
+async def test_half_a_surrogate_in_a_call_stays_an_escape(http: httpx.AsyncClient, services: FakeServices) -> None:
+    services.engine.reply = CALL.replace("Łódź", "\\ud800")
+    choice, deltas = await both(http, chat())
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "\\ud800"}'
+    told = next(told for delta in deltas for told in delta["delta"].get("tool_calls", ()))
+    assert told["function"] == call["function"]
+
+
 async def test_without_tools_a_call_stays_text(http: httpx.AsyncClient, services: FakeServices) -> None:
     services.engine.reply = CALL
     for fields in ({"tools": None}, {"tool_choice": "none"}):
