@@ -7,6 +7,7 @@ import sys
 from typing import Any, TextIO, cast
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 from daemon.settings import LogSettings
@@ -26,9 +27,11 @@ def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     ]
     render: list[Processor]
     if settings.format == "json":
-        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        told = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+        render = [told, structlog.processors.JSONRenderer()]
     else:
-        render = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        # the plain form: the other one shows local variables, and among them prompts and keys
+        render = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),

@@ -64,3 +64,20 @@ def test_exception_is_one_json_line() -> None:
         structlog.get_logger("x").exception("failed")
     (line,) = out.getvalue().splitlines()
     assert json.loads(line)["exception"][0]["exc_type"] == "LookupError"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_exception_tells_no_local_variable(form: str) -> None:
+    out = io.StringIO()
+    set_up_logging(LogSettings(format=form), out)  # type: ignore[arg-type]
+
+    def fail(prompt: str) -> None:
+        raise LookupError("gone")
+
+    try:
+        fail("confidential " * 2)
+    except LookupError:
+        structlog.get_logger("x").exception("failed")
+        logging.getLogger("library").exception("failed")
+    assert out.getvalue().count("LookupError") >= 2
+    assert "confidential confidential" not in out.getvalue()
