@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.core import EngineCore
 from engine.messages import SamplingParams, Submit, TokenDelta
+from engine.scheduler.chunk import ScheduledChunk
 from engine.spec.model_spec import AttentionKind
 from tests.fakes.engine_models import attention, spec_of
 
@@ -43,3 +44,16 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
 
 def prompt(length: int, seed: int = 1) -> list[int]:
     return [(seed * 7919 + i * 31) % 90 for i in range(length)]
+
+
+def preempt_often(core: EngineCore, every: int = 3) -> None:
+    """Every third step takes the lowest-ranked request's pages, whatever room there is."""
+    schedule, steps = core.scheduler.schedule, [0]
+
+    def preempting() -> list[ScheduledChunk]:
+        steps[0] += 1
+        if steps[0] % every == 0 and len(core.scheduler.running) > 1:
+            core.scheduler._preempt(core.scheduler.running[-1])
+        return schedule()
+
+    core.scheduler.schedule = preempting  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from engine.core import EngineCore
 from engine.messages import FinishReason, Grammar, GrammarKind, Knobs, SamplingParams, Submit, TokenDelta
 from engine.text import TextPipeline
 from tests.fakes.engine_models import GraphDevice, attention, core_of, spec_of
-from tests.fakes.engine_runs import tokens
+from tests.fakes.engine_runs import preempt_often, tokens
 from tests.fakes.schemas import SCHEMAS
 from tests.fakes.tiny_text import NoiseModel, tiny_compiler, tiny_text
 
@@ -185,7 +185,8 @@ def test_constrained_tokens_survive_preemption_and_company(mode):
     submits = [Submit(f"r{n}", [65 + n, 3, n], asked(schema(SCHEMAS[n]))) for n in range(0, 20, 2)]
     submits += [Submit(f"free{n}", [70 + n] * 9, SamplingParams(max_tokens=40, temperature=0.0)) for n in range(4)]
     alone = {s.request_id: tokens(drive(core_in(), s)[s.request_id]) for s in submits}
-    core = core_in(mode, large_pages=28)
+    core = core_in(mode)
+    preempt_often(core)
     together = {name: tokens(deltas) for name, deltas in drive(core, *submits).items()}
     assert core.scheduler.preemptions_total > 0
     assert together == alone
@@ -249,6 +250,35 @@ def test_numbers_that_are_none_end_that_request_alone(mode):
     seen = drive(core, *submits)
     assert seen["bad"][-1].error.code == "numerical_fault"
     assert said(seen["good"]) == "1234"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_choices_of_one_prompt_share_it_and_each_keeps_to_its_grammar(mode):
+    """n > 1 with everything else at once: bias, min_tokens, guesses."""
+    value = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 6}
+    prompt = [65 + n % 20 for n in range(50)]
+    submits = [
+        Submit(
+            f"r{n}",
+            prompt,
+            asked(schema(value), temperature=1.0, seed=n, min_tokens=12, logit_bias={TEXT.encode(",")[0]: 2.0}),
+            prompt_group="g",
+        )
+        for n in range(5)
+    ]
+    outputs = []
+    for guesses in (0, 4):
+        core = core_in(mode, knobs=Knobs(max_running=8, token_budget=64, prefill_chunk=16, speculation_tokens=guesses))
+        core.scheduler.speculation.heeds_cost = False
+        seen = drive(core, *submits)
+        for deltas in seen.values():
+            assert deltas[-1].finish is FinishReason.STOP
+            jsonschema.validate(json.loads(said(deltas)), value)
+            assert len(tokens(deltas)) >= 11
+        assert core.stats().cached_tokens_total >= 4 * 48
+        outputs.append({name: tokens(deltas) for name, deltas in seen.items()})
+    assert outputs[0] == outputs[1]
+    assert len({tuple(ids) for ids in outputs[0].values()}) > 1
 
 
 def test_compiled_grammars_are_kept_and_begin_anew():

@@ -10,7 +10,7 @@ from engine.kv.layout import solve_layout
 from engine.messages import Knobs, SamplingParams, Submit
 from engine.speculative.draft_model import DraftModel
 from tests.fakes.engine_models import GraphDevice, HashModel, core_of
-from tests.fakes.engine_runs import HYBRID, PLAIN, prompt, run, tokens
+from tests.fakes.engine_runs import HYBRID, PLAIN, preempt_often, prompt, run, tokens
 
 KNOBS = Knobs(max_running=6, token_budget=64, prefill_chunk=16, speculation_tokens=4)
 
@@ -53,6 +53,8 @@ def test_tokens_equal_those_without_and_a_like_model_is_mostly_right(spec, large
     expected = {name: tokens(deltas) for name, deltas in run(plain, *submits()).items()}
     second = drafter(spec, device=device())
     core = guessing(spec, second, large_pages=large_pages, device=device())
+    if large_pages < 400:
+        preempt_often(core)
     seen = run(core, *submits())
     assert {name: tokens(deltas) for name, deltas in seen.items()} == expected
     stats = core.stats()

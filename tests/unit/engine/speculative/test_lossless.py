@@ -11,7 +11,7 @@ from engine.messages import FinishReason, Grammar, GrammarKind, Knobs, SamplingP
 from engine.runner.sampler import sample
 from engine.scheduler.request import Request
 from tests.fakes.engine_models import GraphDevice, HashModel, core_of
-from tests.fakes.engine_runs import HYBRID, PLAIN, greedy, prompt, run, tokens
+from tests.fakes.engine_runs import HYBRID, PLAIN, greedy, preempt_often, prompt, run, tokens
 from tests.fakes.schemas import SCHEMAS
 from tests.fakes.tiny_text import NoiseModel, tiny_compiler, tiny_text
 
@@ -54,6 +54,7 @@ def test_drawn_tokens_with_bias_min_tokens_and_preemption_equal_plain_ones(mode,
     ]
     plain = run(core_of(spec, large_pages=400, model=model), *submits)
     core = guessing_core(spec, mode, large_pages=44, model=model)
+    preempt_often(core)
     guessed = run(core, *submits)
     assert {n: tokens(d) for n, d in guessed.items()} == {n: tokens(d) for n, d in plain.items()}
     assert core.scheduler.preemptions_total > 0

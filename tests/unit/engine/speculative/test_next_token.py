@@ -16,6 +16,7 @@ from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.spec import read_spec
 from engine.speculative.next_token import NextTokenDrafter
 from engine.speculative.next_token_loading import next_token_tensors
+from tests.fakes.engine_runs import preempt_often
 from tests.fakes.family_models import saved_model
 
 TOKENS = 12
@@ -134,6 +135,9 @@ def test_several_guesses_preemption_and_cached_prefixes_change_no_text(tmp_path)
     core.scheduler.speculation.drafters = core.scheduler.speculation.drafters[-1:]
     assert run(core, PROMPTS) == expected
     assert run(core, PROMPTS) == expected, "with what the first time left in the cache"
+    preempt_often(core)
+    assert run(core, PROMPTS) == expected
+    assert core.scheduler.preemptions_total > 3
     assert core.stats().cached_tokens_total > 0
     assert core.stats().draft_tokens_total > 20
 
