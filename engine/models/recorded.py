@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from engine.models.decoder import Decoder, DecoderLayer
 
 _PLAIN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write", "paged_attention")
-# What a part runs -> whether it is the int8 form.
-_LINEAR: dict[Callable[..., Tensor], bool] = {cpu_ops.linear_exact: False, cpu_ops.linear_int8: True}
+# What a part runs -> how it takes activations.
+_LINEAR: dict[Callable[..., Tensor], int] = {
+    cpu_ops.linear_exact: abi.EXACT,
+    cpu_ops.linear_int8: abi.INT8,
+    cpu_ops.linear_bf16: abi.BF16_ROUNDED,
+}
 
 
 class RecordedStep:
@@ -133,7 +137,7 @@ def _linear(
             part.bias,
             src=src,
             out=out,
-            int8=_LINEAR[part.run],
+            mode=_LINEAR[part.run],
             prepare=abi.RMS_NORM if norm is not None else abi.SILU_MUL if gated else abi.PLAIN,
             norm_weight=norm,
             eps=eps,

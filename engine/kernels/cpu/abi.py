@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 ABI_VERSION = 2
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 INTEGER_KINDS = frozenset(KINDS[3:])
-EXACT, INT8 = 0, 1
+EXACT, INT8, BF16_ROUNDED = 0, 1, 2
 PLAIN, RMS_NORM, SILU_MUL, GELU_MUL, SWIGLU_CLAMPED = range(5)
 NO_SLOT, LOGITS = -1, -2
 (OP_EMBEDDING, OP_LINEAR, OP_NORM, OP_ADD, OP_ROPE_KV, OP_ATTENTION, OP_GATHER, OP_GATE_MUL, OP_SCALE, OP_SOFTCAP) = (

@@ -37,6 +37,17 @@ def _integer(query: OpQuery) -> str | None:
     return _weighted(query)
 
 
+def _rounded(query: OpQuery) -> str | None:
+    if query.weight_kind != "BF16":
+        return f"multiplies bf16 in tiles; the weight is {query.weight_kind or 'of no named kind'}"
+    if query.activation != "int8":
+        return "rounds activations to bf16; the profile asks for exact ones"
+    reason = _weighted(query)
+    if reason is None and isa() != "amx":
+        return f"needs AMX; this CPU's kernels are {isa()}"
+    return reason
+
+
 def _experts(query: OpQuery) -> str | None:
     if query.gate not in GATES:
         return f"knows the gates {', '.join(GATES)}; these experts have {query.gate or 'no named one'}"
@@ -74,6 +85,7 @@ def implementations() -> Iterable[Implementation]:
 
     yield Implementation("linear", "cpu", PRIORITY, _weighted, ops.linear_exact, pack, detail)
     yield Implementation("linear", "cpu-int8", PRIORITY + 1, _integer, ops.linear_int8, pack, f"{detail}, int8")
+    yield Implementation("linear", "cpu-bf16", PRIORITY + 1, _rounded, ops.linear_bf16, pack, f"{detail}, bf16 tiles")
     yield Implementation("embedding", "cpu", PRIORITY, _weighted, ops.embedding, keep_rows, detail)
     yield plain("rms_norm", _common, ops.rms_norm)
     yield plain("add_rms_norm", _common, ops.add_rms_norm)

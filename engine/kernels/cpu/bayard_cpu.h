@@ -61,12 +61,13 @@ typedef struct BayardWeight {
   int32_t reserved;
 } BayardWeight;
 
-enum { BAYARD_EXACT = 0, BAYARD_INT8 = 1 };
+enum { BAYARD_EXACT = 0, BAYARD_INT8 = 1, BAYARD_BF16_ROUNDED = 2 };
 enum { BAYARD_PLAIN = 0, BAYARD_RMS_NORM = 1, BAYARD_SILU_MUL = 2, BAYARD_GELU_MUL = 3, BAYARD_SWIGLU_CLAMPED = 4 };
 
 // out [m, n] = prepare(x) times the weight's transpose, + bias [n], + residual [m, n] (which may be out itself).
 // prepare: plain (x [m, k]); RMS norm with norm_weight [k] and eps (x [m, k]); a gate of the first k columns and the
 // last k (x [m, 2k]). int8 rounds activations to 8 bits a block of 32; kinds without an int8 form stay exact.
+// bf16_rounded rounds them to bf16 for BF16 weights where the CPU multiplies those in tiles; else they stay exact.
 typedef struct BayardLinear {
   const BayardWeight* weight;
   const float* bias;

@@ -54,14 +54,14 @@ void fill_avx2(KernelTable* t) {
   bayard_fill_vector_avx2(t);
   bayard_fill_attention_avx2(t);
 }
-// CPUID leaf 7: tiles and their int8 products. Linux gives the tile registers to a process that asks for them.
+// CPUID leaf 7: tiles, and their int8 and bf16 products. Linux gives the tile registers to a process that asks for them.
 bool has_amx() {
 #if defined(BAYARD_EMULATED_TILES)
   return has_avx512();  // a test's build, whose tiles are plain C++
 #endif
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (!(d & (1u << 24)) || !(d & (1u << 25))) return false;
+  if (!(d & (1u << 24)) || !(d & (1u << 25)) || !(d & (1u << 22))) return false;
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -151,7 +151,7 @@ struct MxFp4 {
     for (int g = 0; g < 8; g++) b.q[g] = Isa::lookup16(b.q[g], kE2m1);
   }
 };
-// Float kinds: [k][16 rows], one row of 16 after the other.
+// Float kinds: [k][16 rows], one row of 16 after the other; BF16 in pairs along k, [k / 2][16 rows][2].
 struct F32 {
   static constexpr int kBytes = 2048;
   static inline Isa::vf at(const uint8_t* tile, int64_t k, int part) {
@@ -165,7 +165,8 @@ struct F16 {
 struct Bf16 {
   static constexpr int kBytes = 1024;
   static inline Isa::vf at(const uint8_t* tile, int64_t k, int part) {
-    return Isa::load_bf16((const uint16_t*)(tile + 32 * k + 2 * part));
+    const uint8_t* pairs = tile + 64 * (k >> 1) + 4 * part;
+    return k & 1 ? Isa::high_bf16(pairs) : Isa::low_bf16(pairs);
   }
 };
 

@@ -39,6 +39,14 @@ struct Isa {
   static inline vf load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
   }
+  // The first and the second numbers of 8 pairs.
+  static inline vf low_bf16(const uint8_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
+  }
+  static inline vf high_bf16(const uint8_t* p) {
+    vi high = _mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32((int)0xffff0000));
+    return _mm256_castsi256_ps(high);
+  }
   static inline void store_half(uint16_t* p, vf v) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }

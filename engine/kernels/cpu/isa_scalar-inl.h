@@ -51,6 +51,9 @@ struct Isa {
     __builtin_memcpy(&h, p, 2);
     return from_bits((vi)((uint32_t)h << 16));
   }
+  // The first and the second number of a pair.
+  static inline vf low_bf16(const uint8_t* p) { return load_bf16((const uint16_t*)p); }
+  static inline vf high_bf16(const uint8_t* p) { return load_bf16((const uint16_t*)(p + 2)); }
   static inline void store_half(uint16_t* p, vf v) {
     uint32_t b = (uint32_t)bits_of(v), sign = (b >> 16) & 0x8000, rest = b & 0x7fffffff;
     uint32_t h;

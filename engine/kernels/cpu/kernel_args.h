@@ -41,6 +41,8 @@ struct LinearArgs {
   const int8_t* xq;          // int8: row m at xq + m * xq_stride
   int64_t xq_stride;
   const BlockMeta* xmeta;    // int8: row m at xmeta + m * k_blocks
+  const uint16_t* xb;        // bf16: row m at xb + m * xb_stride, padded likewise
+  int64_t xb_stride;
 };
 
 // One tile (16 weight rows) times m_count (1..the table's rows_*) activation rows from m -> out[row][16], not yet
@@ -84,7 +86,8 @@ struct KernelTable {
   const char* name;
   LinearTileFn linear_exact[BAYARD_KINDS];
   LinearTileFn linear_int8[BAYARD_KINDS];   // null where the kind has no integer form
-  int rows_exact, rows_int8;                // activation rows a call of the two takes at most
+  LinearTileFn linear_bf16;                 // BF16 weights, rounded activations; null where the CPU has no such products
+  int rows_exact, rows_int8, rows_bf16;     // activation rows a call of each takes at most
   void (*quantise_row)(const float* x, int64_t k, int8_t* q, BlockMeta* meta);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int64_t k, float* out);
   void (*add_row)(const float* a, const float* b, int64_t k, float* out);

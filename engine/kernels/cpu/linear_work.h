@@ -6,12 +6,13 @@
 
 namespace bayard {
 
-// Where prepared rows lie: floats, or int8 and their scales.
+// Where prepared rows lie: floats, or int8 and their scales, or bf16.
 struct Prepared {
-  int64_t k_blocks, x_stride, q_stride;
+  int64_t k_blocks, x_stride, q_stride, b_stride;
   float* x;
   int8_t* q;
   BlockMeta* meta;
+  uint16_t* b;
 };
 
 int64_t prepared_row_bytes(const BayardLinear& op);

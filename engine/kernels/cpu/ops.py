@@ -33,12 +33,12 @@ def _heads(x: Tensor) -> Tensor:
     return x if x.stride(1) == x.shape[2] or x.shape[1] == 1 else x.contiguous()
 
 
-def _linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, int8: bool) -> Tensor:
+def _linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, mode: int) -> Tensor:
     rows = _matrix(x)
     assert rows.shape[1] == weight.shape[1], (rows.shape, weight.shape)
     out = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.float32)
     wide = None if bias is None else bias.to(torch.float32).contiguous()
-    op = linear_struct(weight, wide, int8)
+    op = linear_struct(weight, wide, mode)
     code = load().bayard_linear(
         ctypes.byref(op), rows.data_ptr(), rows.stride(0), rows.shape[0], None, 0, out.data_ptr(), out.stride(0)
     )
@@ -48,12 +48,17 @@ def _linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, int8: bool) ->
 
 def linear_exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """x times the dequantised weight's transpose, in float32 throughout."""
-    return _linear(x, weight, bias, int8=False)
+    return _linear(x, weight, bias, abi.EXACT)
 
 
 def linear_int8(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """As linear_exact, with each 32 activations rounded to 8 bits of their largest."""
-    return _linear(x, weight, bias, int8=True)
+    return _linear(x, weight, bias, abi.INT8)
+
+
+def linear_bf16(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """As linear_exact, with activations rounded to bfloat16 where the CPU multiplies those in tiles."""
+    return _linear(x, weight, bias, abi.BF16_ROUNDED)
 
 
 def embedding(token_ids: Tensor, table: RowTable, dtype: torch.dtype) -> Tensor:

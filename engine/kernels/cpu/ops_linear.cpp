@@ -13,6 +13,9 @@ constexpr int64_t kStripBytes = 20 * 1024;    // of prepared rows that pass a pi
 constexpr int64_t kPieceBytes = 256 * 1024;   // of weights
 
 bool integer(const BayardLinear& op) { return op.mode == BAYARD_INT8 && format(op.weight->kind).integer; }
+bool rounded(const BayardLinear& op) {
+  return op.mode == BAYARD_BF16_ROUNDED && op.weight->kind == BAYARD_BF16 && kernels().linear_bf16;
+}
 
 // 16 values of one row, then what is added to them.
 void finish(const BayardLinear& op, const Rows* residual, const Rows& out, int64_t m, int64_t column, int count,
@@ -45,6 +48,7 @@ int64_t piece(const Team& team, int64_t count, int64_t least) {
 int64_t prepared_row_bytes(const BayardLinear& op) {
   const int64_t blocks = (op.weight->k + kBlock - 1) / kBlock;
   const int64_t padded = blocks * kBlock;
+  if (rounded(op)) return padded * 2 + 64;
   if (!integer(op)) return padded * 4 + 64;
   return padded + 64 + blocks * static_cast<int64_t>(sizeof(BlockMeta));
 }
@@ -55,7 +59,10 @@ Prepared lay_out(const BayardLinear& op, int64_t m, uint8_t* memory) {
   const int64_t padded = p.k_blocks * kBlock;
   p.x_stride = padded + 16;
   p.q_stride = padded + 64;
-  if (integer(op)) {
+  p.b_stride = padded + 32;
+  if (rounded(op)) {
+    p.b = reinterpret_cast<uint16_t*>(memory);
+  } else if (integer(op)) {
     p.q = reinterpret_cast<int8_t*>(memory);
     p.meta = reinterpret_cast<BlockMeta*>(memory + m * p.q_stride);
   } else {
@@ -68,13 +75,17 @@ void prepare_row(const BayardLinear& op, const float* from, const Prepared& p, i
   const KernelTable& t = kernels();
   const int64_t k = op.weight->k;
   const float* row = from;
-  float* place = p.q ? scratch : p.x + to * p.x_stride;
+  float* place = p.x ? p.x + to * p.x_stride : scratch;
   if (op.prepare == BAYARD_RMS_NORM) t.rms_norm_row(from, op.norm_weight, op.eps, k, place);
   else if (op.prepare != BAYARD_PLAIN) gate_row(op.prepare)(from, from + k, k, place);
-  else if (!p.q) std::memcpy(place, from, static_cast<size_t>(k) * 4);
+  else if (p.x) std::memcpy(place, from, static_cast<size_t>(k) * 4);
   if (op.prepare != BAYARD_PLAIN) row = place;
   if (p.q) t.quantise_row(row, k, p.q + to * p.q_stride, p.meta + to * p.k_blocks);
-  else std::fill(place + k, place + p.k_blocks * kBlock, 0.0f);
+  else if (p.b) {
+    uint16_t* rounded_row = p.b + to * p.b_stride;
+    t.store_row(row, k, BAYARD_BF16, rounded_row);
+    std::fill(rounded_row + k, rounded_row + p.k_blocks * kBlock, static_cast<uint16_t>(0));
+  } else std::fill(place + k, place + p.k_blocks * kBlock, 0.0f);
 }
 
 Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items) {
@@ -82,7 +93,8 @@ Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items
   // the piece's tiles pass it.
   Cut c = {};
   c.tiles = (op.weight->n + kTileRows - 1) / kTileRows;
-  c.rows = integer(op) ? kernels().rows_int8 : kernels().rows_exact;
+  const KernelTable& t = kernels();
+  c.rows = rounded(op) ? t.rows_bf16 : integer(op) ? t.rows_int8 : t.rows_exact;
   c.strip = std::max<int64_t>(1, kStripBytes / (c.rows * prepared_row_bytes(op))) * c.rows;
   const int64_t cached = kPieceBytes / tile_bytes(op.weight->kind, op.weight->k);
   c.chunk = std::min(piece(team, c.tiles, 1), std::max<int64_t>(1, cached));
@@ -106,18 +118,21 @@ void multiply(const BayardLinear& op, const Prepared& p, const Cut& c, int64_t i
   args.xq = p.q;
   args.xq_stride = p.q_stride;
   args.xmeta = p.meta;
-  const LinearTileFn tile = p.q ? kernels().linear_int8[w.kind] : kernels().linear_exact[w.kind];
+  args.xb = p.b;
+  args.xb_stride = p.b_stride;
+  const KernelTable& t = kernels();
+  const LinearTileFn tile = p.b ? t.linear_bf16 : p.q ? t.linear_int8[w.kind] : t.linear_exact[w.kind];
   alignas(64) float values[kMaxRows * kTileRows];
   const int64_t m0 = item / c.chunks * c.band, m1 = std::min(m, m0 + c.band);
   const int64_t t0 = item % c.chunks * c.chunk, t1 = std::min(c.tiles, t0 + c.chunk);
   for (int64_t s0 = m0; s0 < m1; s0 += c.strip) {
     const int64_t s1 = std::min(m1, s0 + c.strip);
-    for (int64_t t = t0; t < t1; t++) {
-      const int count = static_cast<int>(std::min<int64_t>(kTileRows, w.n - t * kTileRows));
+    for (int64_t at = t0; at < t1; at++) {
+      const int count = static_cast<int>(std::min<int64_t>(kTileRows, w.n - at * kTileRows));
       for (int64_t row = s0; row < s1; row += c.rows) {
         const int rows = static_cast<int>(std::min<int64_t>(c.rows, s1 - row));
-        tile(&args, t, first + row, rows, values);
-        for (int i = 0; i < rows; i++) finish(op, residual, out, row + i, t * kTileRows, count, values + i * kTileRows);
+        tile(&args, at, first + row, rows, values);
+        for (int i = 0; i < rows; i++) finish(op, residual, out, row + i, at * kTileRows, count, values + i * kTileRows);
       }
     }
   }

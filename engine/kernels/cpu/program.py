@@ -5,7 +5,7 @@ Record once at load:
     b = ProgramBuilder()
     hidden, qkv = b.slot(hidden_size), b.slot(qkv_width)
     b.embedding(table, out=hidden)
-    b.linear(packed, bias, src=hidden, out=qkv, int8=False, prepare=RMS_NORM, norm_weight=w, eps=eps)
+    b.linear(packed, bias, src=hidden, out=qkv, mode=abi.EXACT, prepare=RMS_NORM, norm_weight=w, eps=eps)
     ...
     program = b.build()
 
@@ -81,7 +81,7 @@ class ProgramBuilder:
         *,
         src: int,
         out: int,
-        int8: bool,
+        mode: int,
         prepare: int = abi.PLAIN,
         norm_weight: Tensor | None = None,
         eps: float = 0.0,
@@ -99,7 +99,7 @@ class ProgramBuilder:
             out=out,
             residual=residual,
             rows=rows,
-            linear=linear_struct(weight, bias, int8, prepare, norm_weight, eps),
+            linear=linear_struct(weight, bias, mode, prepare, norm_weight, eps),
             weight=weight.struct,
             out_column=out_column,
         )

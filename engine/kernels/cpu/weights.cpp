@@ -213,8 +213,10 @@ void pack_tiles(int kind, const uint8_t* rows, int64_t row_stride, int64_t n, in
       const uint8_t* row = rows + (t * kTileRows + lane) * row_stride;
       if (!f.integer) {
         const int64_t size = f.block_bytes;
+        const int64_t side = kind == BAYARD_BF16 ? 2 : 1;  // numbers of a row that stay neighbours
         for (int64_t i = 0; i < k; i++)
-          std::memcpy(tile + (i * kTileRows + lane) * size, row + i * size, static_cast<size_t>(size));
+          std::memcpy(tile + ((i / side * kTileRows + lane) * side + i % side) * size, row + i * size,
+                      static_cast<size_t>(size));
         continue;
       }
       Unpacked u = {};

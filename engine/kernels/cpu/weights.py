@@ -91,7 +91,7 @@ def keep_rows(weight: QuantTensor | Tensor) -> RowTable:
 def linear_struct(
     weight: PackedWeight,
     bias: Tensor | None,
-    int8: bool,
+    mode: int,
     prepare: int = abi.PLAIN,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
@@ -102,6 +102,6 @@ def linear_struct(
         bias=None if bias is None else bias.data_ptr(),
         norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
         eps=eps,
-        mode=abi.INT8 if int8 else abi.EXACT,
+        mode=mode,
         prepare=prepare,
     )

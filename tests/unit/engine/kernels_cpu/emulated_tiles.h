@@ -56,6 +56,26 @@ inline void emulated_dot(int sum, int a, int b) {
     }
 }
 
+// Pairs of bf16, in float32.
+inline void emulated_dot_bf16(int sum, int a, int b) {
+  EmulatedTile &s = emulated_tile(sum), &x = emulated_tile(a), &w = emulated_tile(b);
+  if (x.column_bytes / 4 != w.rows || s.rows != x.rows || s.column_bytes != w.column_bytes) abort();
+  const auto number = [](const uint8_t* p) {
+    const uint32_t bits = static_cast<uint32_t>(p[0] | p[1] << 8) << 16;
+    float v;
+    memcpy(&v, &bits, 4);
+    return v;
+  };
+  for (int m = 0; m < s.rows; m++)
+    for (int n = 0; n < s.column_bytes / 4; n++) {
+      float total;
+      memcpy(&total, s.bytes[m] + 4 * n, 4);
+      for (int k = 0; k < w.rows; k++)
+        for (int j = 0; j < 2; j++) total += number(x.bytes[m] + 4 * k + 2 * j) * number(w.bytes[k] + 4 * n + 2 * j);
+      memcpy(s.bytes[m] + 4 * n, &total, 4);
+    }
+}
+
 }  // namespace
 
 #undef _tile_loadconfig
@@ -63,10 +83,12 @@ inline void emulated_dot(int sum, int a, int b) {
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbsud
+#undef _tile_dpbf16ps
 #undef _tile_release
 #define _tile_loadconfig(at) emulated_config(at)
 #define _tile_loadd(t, at, stride) emulated_load(t, at, stride)
 #define _tile_stored(t, at, stride) emulated_store(t, at, stride)
 #define _tile_zero(t) emulated_zero(t)
 #define _tile_dpbsud(s, a, b) emulated_dot(s, a, b)
+#define _tile_dpbf16ps(s, a, b) emulated_dot_bf16(s, a, b)
 #define _tile_release() (emulated_shaped = false)

@@ -56,6 +56,30 @@ const Kind kKinds[] = {
     {BAYARD_Q5_K, 256, 176, {0, 2}},  {BAYARD_Q6_K, 256, 210, {208, -1}}, {BAYARD_MXFP4, 32, 17, {-1, -1}},
 };
 
+// Activations rounded to bf16 give what exact ones give, nearly, and the same alone as among others.
+void check_rounded(const char* isa, const BayardWeight& weight, const float* x, int m, float* out) {
+  const int n = static_cast<int>(weight.n), k = static_cast<int>(weight.k);
+  const BayardLinear exact = {&weight, nullptr, nullptr, 0, BAYARD_EXACT, BAYARD_PLAIN, 0};
+  const BayardLinear rounded = {&weight, nullptr, nullptr, 0, BAYARD_BF16_ROUNDED, BAYARD_PLAIN, 0};
+  std::vector<float> truth(static_cast<size_t>(m) * n), alone(static_cast<size_t>(n));
+  expect(bayard_linear(&exact, x, k, m, nullptr, 0, truth.data(), n) == 0, "exact", isa, n, m);
+  expect(bayard_linear(&rounded, x, k, m, nullptr, 0, out, n) == 0, "rounded", isa, n, m);
+  double error = 0, size = 0;
+  for (size_t i = 0; i < truth.size(); i++) {
+    if (!(truth[i] - truth[i] == 0)) continue;  // random bits are not always numbers
+    error += (truth[i] - out[i]) * (truth[i] - out[i]);
+    size += truth[i] * truth[i];
+  }
+  // A few sums may cancel to nothing; many do not.
+  if (truth.size() >= 16) expect(error <= 1e-4 * size, "rounded activations", isa, n, m);
+  for (int row : {0, m - 1}) {
+    const float* one = x + static_cast<int64_t>(row) * k;
+    expect(bayard_linear(&rounded, one, k, 1, nullptr, 0, alone.data(), n) == 0, "one row", isa, n, m);
+    const float* among = out + static_cast<int64_t>(row) * n;
+    expect(std::memcmp(alone.data(), among, static_cast<size_t>(n) * 4) == 0, "a row alone", isa, n, m);
+  }
+}
+
 void check_linear(const char* isa, const Kind& kind, int n, int k, int m, std::vector<float>* first) {
   const size_t row_bytes = static_cast<size_t>(k / kind.block_elements * kind.block_bytes);
   Exact<uint8_t> rows(row_bytes * static_cast<size_t>(n));
@@ -76,6 +100,7 @@ void check_linear(const char* isa, const Kind& kind, int n, int k, int m, std::v
   fill(bias, n);
   fill(norm, k);
   const BayardWeight weight = {packed.at(), n, k, kind.kind, 0};
+  if (kind.kind == BAYARD_BF16) check_rounded(isa, weight, x.at(), m, out.at());
   for (int mode : {BAYARD_EXACT, BAYARD_INT8}) {
     for (int prepare : {BAYARD_PLAIN, BAYARD_RMS_NORM}) {
       const BayardLinear op = {&weight, bias.at(), norm.at(), 1e-5f, mode, prepare, 0};

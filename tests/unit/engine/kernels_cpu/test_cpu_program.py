@@ -77,7 +77,8 @@ class TinyModel:
         gate_up, wanted, spare = b.slot(2 * INNER), b.slot(HIDDEN), b.slot(HIDDEN)
         b.embedding(self.table, out=hidden)
         b.scale(8.0, src=hidden, out=hidden)
-        normed: dict[str, Any] = {"prepare": abi.RMS_NORM, "eps": self.eps, "int8": int8}
+        mode = abi.INT8 if int8 else abi.EXACT
+        normed: dict[str, Any] = {"prepare": abi.RMS_NORM, "eps": self.eps, "mode": mode}
         b.linear(self.q, self.bias, src=hidden, out=qkv, norm_weight=self.norms[0], **normed)
         column = HEADS * DIM
         b.linear(self.kv, None, src=hidden, out=qkv, norm_weight=self.norms[0], out_column=column, **normed)
@@ -96,13 +97,13 @@ class TinyModel:
             k_norm=self.k_norm,
             eps=self.eps,
         )
-        b.linear(self.o, None, src=mixed, out=hidden, residual=hidden, int8=int8)
+        b.linear(self.o, None, src=mixed, out=hidden, residual=hidden, mode=mode)
         b.linear(self.gate_up, None, src=hidden, out=gate_up, norm_weight=self.norms[1], **normed)
-        b.linear(self.down, None, src=gate_up, out=spare, prepare=abi.SILU_MUL, int8=int8)
+        b.linear(self.down, None, src=gate_up, out=spare, prepare=abi.SILU_MUL, mode=mode)
         b.add(src=spare, residual=hidden, out=hidden)
         b.gather(src=hidden, out=wanted)
         b.norm(self.norms[2], self.eps, src=wanted, out=wanted, rows=LOGIT_ROWS)
-        b.linear(self.head, None, src=wanted, out=LOGITS, int8=int8, rows=LOGIT_ROWS)
+        b.linear(self.head, None, src=wanted, out=LOGITS, mode=mode, rows=LOGIT_ROWS)
         b.softcap(20.0, src=LOGITS, out=LOGITS, rows=LOGIT_ROWS)
         return b.build()
 
@@ -205,7 +206,7 @@ def test_program_step_out_of_range_is_refused_before_anything_is_written(tiny: T
 def test_program_op_wider_than_its_slot_is_refused(random_weight: Callable[..., Any]) -> None:
     b = ProgramBuilder()
     narrow, wide = b.slot(32), b.slot(64)
-    b.linear(weights.pack(random_weight("F32", 64, 64).stored), None, src=wide, out=narrow, int8=False)
+    b.linear(weights.pack(random_weight("F32", 64, 64).stored), None, src=wide, out=narrow, mode=abi.EXACT)
     with pytest.raises(WorkerError, match="do not fit"):
         b.build()
 
