@@ -1,4 +1,4 @@
-"""ModelSpec of an encoder: a Hugging Face folder that sentence-transformers wrote, or a GGUF file of a BERT."""
+"""ModelSpec of an encoder: a Hugging Face folder that sentence-transformers wrote."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def hf_encoder_spec(folder: Path, config: Fields, family: EncoderFamily) -> Mode
     refuse_repeats(folder, tensors)
     first = config.whole("pad_token_id", 0, MAX_VOCABULARY) + 1 if family.positions_after_padding else 0
     context = config.whole("max_position_embeddings", first + 1, MAX_CONTEXT) - first
-    return _checked(
+    return checked(
         ModelSpec(
             name=folder.name,
             architecture=family.key,
@@ -70,7 +70,7 @@ def hf_encoder_spec(folder: Path, config: Fields, family: EncoderFamily) -> Mode
             max_context_tokens=min(context, stated_max_tokens(folder) or context),
             norm_eps=config.number("layer_norm_eps", 0.0, 1.0, 1e-12),
             tie_embeddings=True,
-            layers=_layers(
+            layers=encoder_layers(
                 config,
                 hidden,
                 layers=config.whole("num_hidden_layers", 1, MAX_LAYERS),
@@ -86,15 +86,17 @@ def hf_encoder_spec(folder: Path, config: Fields, family: EncoderFamily) -> Mode
     )
 
 
-def _checked(spec: ModelSpec) -> ModelSpec:
+def checked(spec: ModelSpec) -> ModelSpec:
+    """The spec, once its tensors are known to be there. Raises: UnsupportedFormat."""
     found = replace(spec, source_dtype=commonest_dtype(spec.tensors)) if spec.tensors else spec
     tensor_table(found)
     return found
 
 
-def _layers(
+def encoder_layers(
     stated: Fields, hidden: int, *, layers: int, heads: str, inner: int, activation: str
 ) -> tuple[LayerSpec, ...]:
+    """heads: the name of the value that states them. Raises: UnsupportedFormat."""
     count = stated.whole(heads, 1, MAX_WIDTH)
     if hidden % count:
         raise stated.refuse(heads, f"a divisor of the width {hidden}")

@@ -19,7 +19,7 @@ class EncoderFamily:
 
 
 ENCODERS: tuple[EncoderFamily, ...] = (
-    EncoderFamily("bert", "BERT, MiniLM, BGE, E5", ("BertModel",), (), ""),
+    EncoderFamily("bert", "BERT, MiniLM, BGE, E5", ("BertModel",), ("bert",), ""),
     EncoderFamily("roberta", "RoBERTa", ("RobertaModel",), (), "positions begin after the padding token's id", True),
     EncoderFamily("xlm-roberta", "XLM-RoBERTa, multilingual E5, BGE-M3", ("XLMRobertaModel",), (), "as RoBERTa", True),
 )

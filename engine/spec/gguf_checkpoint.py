@@ -6,9 +6,11 @@ from pathlib import Path
 
 from engine.errors import UnsupportedFormat
 from engine.spec.decoder_shape import DecoderShape, commonest_dtype
+from engine.spec.encoder_families import ENCODERS
 from engine.spec.families import family_named
 from engine.spec.family import Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Fields
+from engine.spec.gguf_encoder import gguf_encoder_spec
 from engine.spec.gguf_header import GgufHeader, read_gguf_header
 from engine.spec.gguf_names import GGUF_NAMES, renamed
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
@@ -59,6 +61,9 @@ def spec_of_header(header: GgufHeader) -> ModelSpec:
     if not header.tensors:
         raise UnsupportedFormat(f"{metadata.source} holds no tensors.", "It is a vocabulary alone: import a model.")
     prefix = metadata.text("general.architecture")
+    encoder = next((family for family in ENCODERS if prefix in family.gguf_architectures), None)
+    if encoder is not None:
+        return gguf_encoder_spec(header, encoder, _name(metadata, Path(header.path).stem))
     has_experts = metadata.whole(f"{prefix}.expert_count", 0, MAX_WIDTH, 0) > 0
     family = family_named(prefix, CheckpointFormat.GGUF, metadata.source, experts=has_experts)
     _refuse_unknown(metadata, prefix, family, has_experts)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.spec.model_spec import CheckpointFormat, ModelSpec
 from engine.text.gguf_tokenizer import parts_from_gguf
+from engine.text.gguf_wordpiece import KIND, parts_from_gguf_wordpiece
 from engine.text.hf_tokenizer import parts_from_folder
 from engine.text.pipeline import TextPipeline
 
@@ -27,4 +28,6 @@ def load_text(spec: ModelSpec, metadata: Mapping[str, object] | None = None) -> 
         from engine.spec.gguf_header import read_gguf_header
 
         metadata = read_gguf_header(Path(spec.path)).metadata
+    if metadata.get("tokenizer.ggml.model") == KIND:
+        return TextPipeline(parts_from_gguf_wordpiece(metadata, Path(spec.path).name))
     return TextPipeline(parts_from_gguf(metadata, architecture=spec.architecture, source=Path(spec.path).name))

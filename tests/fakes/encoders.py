@@ -7,8 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
+
+from engine.spec.encoder_families import LAYER_NAMES, MODEL_NAMES
 
 VOCABULARY = 97
 SIZES: dict[str, Any] = {
@@ -16,7 +19,7 @@ SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
-    "num_attention_heads": 6,
+    "num_attention_heads": 4,
     "max_position_embeddings": 66,
     "type_vocab_size": 2,
     "initializer_range": 0.2,
@@ -37,10 +40,10 @@ def texts(count: int = 9, longest: int = 60) -> list[list[int]]:
     return [[draw.randrange(2, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def saved_encoder(name: str, folder: Path) -> Any:
+def saved_encoder(name: str, folder: Path, **sizes: Any) -> Any:
     """A random encoder with its pooling, saved into folder."""
     family, pooling, changes = CASES[name]
-    config = getattr(transformers, f"{family}Config")(**(SIZES | changes), attn_implementation="eager")
+    config = getattr(transformers, f"{family}Config")(**(SIZES | changes | sizes), attn_implementation="eager")
     torch.manual_seed(7)
     model = getattr(transformers, f"{family}Model")(config).eval()
     with torch.no_grad():
@@ -70,3 +73,40 @@ def true_vector(model: Any, text: list[int], pooling: str) -> torch.Tensor:
         states = model(torch.tensor([text])).last_hidden_state[0].float()
     pooled = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[pooling]
     return pooled / pooled.norm()
+
+
+def write_gguf_encoder(path: Path, model: Any, stored: gguf.GGMLQuantizationType, **more: int) -> None:
+    """Write an encoder as converters do, and put what the quantised matrices decode to back into it."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "bert")
+    values = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": config.num_attention_heads,
+        "pooling_type": 2,
+    }
+    for key, value in (values | more).items():
+        writer.add_uint32(f"bert.{key}", value)
+    writer.add_float32("bert.attention.layer_norm_epsilon", config.layer_norm_eps)
+    writer.add_bool("bert.attention.causal", False)
+    names = {hf: ours for ours, hf in MODEL_NAMES.values()}
+    for ours, hf in LAYER_NAMES.values():
+        for i in range(config.num_hidden_layers):
+            for end in ("weight", "bias"):
+                names[f"encoder.layer.{i}.{hf}.{end}"] = f"blk.{i}.{ours}.{end}"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in names:
+                continue
+            array = parameter.numpy()
+            quantised = array.ndim == 2 and "position" not in name and "token_type" not in name
+            kind = stored if quantised else gguf.GGMLQuantizationType.F32
+            rows = gguf.quants.quantize(array, kind)
+            parameter.copy_(torch.from_numpy(gguf.quants.dequantize(rows, kind).reshape(array.shape).copy()))
+            writer.add_tensor(names[name], rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from engine.errors import UnsupportedFormat
 from engine.models.encoder import load_encoder
 from engine.spec import read_spec
 from engine.spec.encoder_families import ENCODERS
-from tests.fakes.encoders import CASES, saved_encoder, texts, true_vector, write_pooling
+from tests.fakes.encoders import CASES, saved_encoder, texts, true_vector, write_gguf_encoder, write_pooling
 
 
 def loaded(folder, dtype=torch.float32):
@@ -73,3 +74,21 @@ def test_encoder_with_a_further_step_is_refused(more, tmp_path):
     write_pooling(tmp_path, "mean", more=more)
     with pytest.raises(UnsupportedFormat, match=r"step Dense|pools twice"):
         read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("stored", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0])
+def test_encoder_from_gguf_matches_transformers_on_what_its_blocks_decode_to(stored, tmp_path):
+    model = saved_encoder("bert-cls-tanh", tmp_path / "hf", hidden_size=64, intermediate_size=96, hidden_act="gelu")
+    write_gguf_encoder(tmp_path / "model.gguf", model, stored)
+    spec = read_spec(tmp_path / "model.gguf")
+    assert (spec.is_encoder, spec.pooling.kind.value, spec.max_context_tokens) == (True, "cls", 66)
+    wanted = torch.stack([true_vector(model, text, "cls") for text in texts()])
+    torch.testing.assert_close(loaded(tmp_path / "model.gguf").embed(texts()), wanted, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("key", "value"), [("pooling_type", 0), ("pooling_type", 4), ("rope.freq_base", 2)])
+def test_encoder_from_gguf_that_states_what_is_not_followed_is_refused(key, value, tmp_path):
+    model = saved_encoder("bert", tmp_path / "hf")
+    write_gguf_encoder(tmp_path / "model.gguf", model, gguf.GGMLQuantizationType.F32, **{key: value})
+    with pytest.raises(UnsupportedFormat, match=key.replace(".", r"\.")):
+        read_spec(tmp_path / "model.gguf")
