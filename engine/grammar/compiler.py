@@ -119,9 +119,10 @@ class GrammarCompiler:
         with self._count_lock:
             self._waiting -= 1
         try:
+            source = _source(lark_or_schema(grammar))  # what is refused here need not wait for the vocabulary
             vocabulary = self._ready_vocabulary()
             compilation.began_mono = time.monotonic()
-            matcher = self._compile(grammar, vocabulary)
+            matcher = self._compile(source, vocabulary)
         except BayardError as error:
             compilation.error = error
         except Exception as error:  # noqa: BLE001 - the thread's border: the requests that wait are told
@@ -129,9 +130,8 @@ class GrammarCompiler:
         else:
             compilation.matcher = matcher
 
-    def _compile(self, grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
-        read = lark_or_schema(grammar)
-        matcher = LLMatcher(vocabulary, _source(read), log_level=0, limits=self._limits)
+    def _compile(self, source: str, vocabulary: LLTokenizer) -> LLMatcher:
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=self._limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that costs too much to begin is refused too
         if matcher.is_error():

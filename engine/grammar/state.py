@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from engine.errors import WorkerError
+from engine.errors import InvalidParameter
 
 Bits = NDArray[np.int32]
 
@@ -35,7 +35,7 @@ class GrammarState:
         self._ends = tuple(set(stop_token_ids) | set(eos_token_ids))
         self._any = next(token for token in range(len(self._ends) + 1) if token not in self._ends)
         self._exhausted = False  # the last mask had to allow an end that no token stands for
-        self.failure: WorkerError | None = None  # why the request must end: its masks can no longer be told
+        self.failure: InvalidParameter | None = None  # why the request must end: its masks can no longer be told
 
     def fill(self, row: Bits, *, may_stop: bool) -> None:
         """The next token's mask: bit n of row says whether token n may come.
@@ -102,7 +102,7 @@ class GrammarState:
         return self.failure is not None
 
     def _fail(self, message: str) -> None:
-        self.failure = self.failure or WorkerError(message, "Ask for a simpler grammar.")
+        self.failure = self.failure or InvalidParameter(message, "Ask for a simpler one.", param="response_format")
 
 
 def get_bit(row: Bits, token: int) -> bool:

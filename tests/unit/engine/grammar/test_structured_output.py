@@ -281,6 +281,23 @@ def test_choices_of_one_prompt_share_it_and_each_keeps_to_its_grammar(mode):
     assert len({tuple(ids) for ids in outputs[0].values()}) > 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_grammar_that_fails_in_mid_text_ends_its_request_alone(mode):
+    core = core_in(mode)
+    core.add(Submit("bad", [65], asked(schema({"const": "a long enough text"}))))
+    core.add(Submit("good", [65], asked(schema({"const": "another text"}))))
+    seen: dict[str, list[TokenDelta]] = {"bad": [], "good": []}
+    while core.has_work() or core.is_compiling:
+        for delta in core.step().deltas if core.has_work() else ():
+            seen[delta.request_id].append(delta)
+        request = core.scheduler.requests.get("bad")
+        if request is not None and request.num_sampled == 4:
+            request.grammar._fail("The grammar is at its wits' end.")
+    assert (seen["bad"][-1].finish, seen["bad"][-1].error.code) == (FinishReason.ERROR, "invalid_parameter")
+    assert said(seen["good"]) == '"another text"'
+    assert core.kv.num_active == 0
+
+
 def test_compiled_grammars_are_kept_and_begin_anew():
     core = core_in()
     seen = drive(core, *[Submit(f"r{n}", [65], asked(schema({"enum": ["ab", "cd"]}), seed=n)) for n in range(5)])
