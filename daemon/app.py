@@ -23,6 +23,7 @@ from daemon.servers import Grpc, HttpServer
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.store.lock import StateLock
+from daemon.store.retention import forgetting
 from daemon.store.session import Store
 from daemon.telemetry.metrics import Metrics
 from daemon.upkeep import Upkeep
@@ -293,7 +294,9 @@ class Appliance:
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
-        self.upkeep = Upkeep(self.events, self.models.names, self.machine, parts.aliases.all)
+        self.upkeep = Upkeep(
+            self.events, self.models.names, self.machine, parts.aliases.all, forgetting(self.store, settings)
+        )
         self.router.imported = self.upkeep.imported
         self.router.aliases = self.upkeep.aliases
         self.tenants.admission.resolve = lambda model: self.upkeep.aliases().get(model, model)

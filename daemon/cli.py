@@ -24,11 +24,14 @@ COMMANDS = {
     "admission": "Hold new requests back, or let them in again.",
     "plan": "What a model would need here and how fast it would be; saved plans.",
     "schedule": "Which plan runs when.",
+    "quantize": "Write a checkpoint in fewer bits.",
+    "quality": "What a precision costs, on a text.",
     "calibrate": "Measure what this machine really does.",
     "tenants": "Who may use the box, and how much of it.",
     "usage": "What tenants, keys and models used; export.",
     "keys": "API keys: create, list, rotate, revoke.",
     "audit": "Who changed what, and whether the log is whole.",
+    "support-bundle": "One redacted archive that tells a helper what this box is and does.",
     "backup": "Save the state while the daemon runs; list and check what was saved.",
     "restore": "Put a back-up in the place of what is there.",
     "hw": "The hardware that was found.",
@@ -50,7 +53,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(importlib.import_module(f"daemon.commands.{cmd_name}").app)
+        command = typer.main.get_command(importlib.import_module(f"daemon.commands.{cmd_name.replace('-', '_')}").app)
         command.name = cmd_name
         return command
 

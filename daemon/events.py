@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import structlog
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from daemon.store.base import utc_now
@@ -24,7 +24,6 @@ from engine.errors import StoreError
 
 KEPT_IN_MEMORY = 1_000
 SUBSCRIBER_QUEUE = 1_000
-KEPT_DAYS = 90
 
 log = structlog.get_logger("bayard.events")
 
@@ -115,11 +114,6 @@ class EventLog:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(_end, queue)
 
-    def forget_old(self, before: datetime | None = None) -> None:
-        """Delete stored events older than KEPT_DAYS. Returns at once."""
-        limit = before or utc_now() - timedelta(days=KEPT_DAYS)
-        self._store.enqueue(lambda session: _delete_before(session, limit))
-
     def _write_behind(self) -> None:
         try:
             future = self._store.enqueue(self._write)
@@ -152,10 +146,6 @@ class EventLog:
             self._unwritten = self._unwritten[-KEPT_IN_MEMORY:]
         self.unwritten_failures += 1
         log.error("events_not_stored", error=str(error), failures=self.unwritten_failures)
-
-
-def _delete_before(session: Session, limit: datetime) -> None:
-    session.execute(delete(EventRow).where(EventRow.at < limit))
 
 
 async def _stream(backlog: list[Event], queue: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:

@@ -149,6 +149,17 @@ class BatchSettings(Section):
         return value
 
 
+class RetentionSettings(Section):
+    usage_days: int = Field(
+        default=400, ge=32, le=36_500, description="Days that usage is kept by the minute; older minutes are deleted."
+    )
+    events_days: int = Field(default=90, ge=1, le=36_500, description="Days that changes of state are kept.")
+    runs_days: int = Field(default=400, ge=1, le=36_500, description="Days that the history of workers is kept.")
+    backups: int = Field(
+        default=20, ge=1, le=1000, description="Copies of the database from before upgrades and restores that are kept."
+    )
+
+
 class ScheduleSettings(Section):
     timezone: str = Field(default="", description="IANA zone of schedule rules; empty is the machine's own.")
 
@@ -180,6 +191,7 @@ class Settings(Section):
     limits: LimitSettings = LimitSettings()
     batches: BatchSettings = BatchSettings()
     schedule: ScheduleSettings = ScheduleSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
     _file: Path | None = PrivateAttr(default=None)

@@ -1,4 +1,4 @@
-"""Small chores beside the serving: names of imported models kept at hand, old events forgotten."""
+"""Small chores beside the serving: names of imported models kept at hand, what is old forgotten."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ log = structlog.get_logger("bayard.upkeep")
 
 
 class Upkeep:
-    """Owner: the Appliance. names and aliases read what the registry holds, and may block."""
+    """Owner: the Appliance. names and aliases read what the registry holds, forget deletes; all of them may block."""
 
     def __init__(
         self,
         events: EventLog,
         names: Callable[[], list[str]],
         machine: MachineWatch,
-        aliases: Callable[[], dict[str, str]] = dict,
+        aliases: Callable[[], dict[str, str]],
+        forget: Callable[[], object],
     ) -> None:
         self._events = events
         self._names = names
         self._read_aliases = aliases
+        self._forget = forget
         self._aliases: dict[str, str] = {}
         self._machine = machine
         self._imported: list[str] = []
@@ -48,7 +50,7 @@ class Upkeep:
         self._aliases = await asyncio.to_thread(self._read_aliases)
         chores = {
             "follow models": self._follow_models,
-            "forget events": self._forget_events,
+            "forget what is old": self._forget_old,
             "follow the machine": self._machine.follow,
         }
         for name, chore in chores.items():
@@ -72,9 +74,14 @@ class Upkeep:
         except BayardError as error:  # the next change asks again
             log.warning("model_names_not_read", error=str(error))
 
-    async def _forget_events(self) -> None:
+    async def _forget_old(self) -> None:
+        """Once a day of the machine's own time: a clock that jumps ahead makes nothing older at once."""
         while True:
-            self._events.forget_old()
+            try:
+                told = await asyncio.to_thread(self._forget)
+                log.info("old_forgotten", what=str(told))
+            except (BayardError, OSError) as error:  # tomorrow again
+                log.warning("old_not_forgotten", error=str(error))
             await asyncio.sleep(DAY_S)
 
 

@@ -8,7 +8,8 @@ import socket
 
 _UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-_SECRET_KEY = r"[\"']?[\w.-]*(?:password|passwd|secret|token|api_?key|credential)[\w.-]*[\"']?"
+_SECRET_KEY = r"[\"']?[\w.-]*(?:password|passwd|secret|api_?key|credential)[\w.-]*[\"']?"
+_TOKEN_KEY = r"[\"']?[\w.-]*token[\w.-]*[\"']?"  # a number after it counts tokens
 
 # pattern -> what stands there afterwards, in this order
 _RULES = tuple(
@@ -16,9 +17,13 @@ _RULES = tuple(
     for pattern, replacement in (
         (r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", "<private key>"),
         (r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", r"\1 <secret>"),
-        (r"\b(?:sk|hf|ghp|gho|glpat|xox[bap]|byd|bayard)[-_][A-Za-z0-9_-]{8,}", "<secret>"),
+        (r"\b(?:sk|bk|hf|ghp|gho|glpat|xox[bap]|byd|bayard)[-_][A-Za-z0-9_-]{8,}", "<secret>"),
         (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?", "<token>"),
         (rf"(?i)({_SECRET_KEY}\s*[:=]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,}}&]+)", r"\1<secret>"),
+        (
+            rf"(?i)({_TOKEN_KEY}\s*[:=]\s*)(?!-?\d[\d.]*\s*[,}}\n]|null)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,}}&]+)",
+            r"\1<secret>",
+        ),
         (r"([a-z][a-z0-9+.-]{1,20}://)[^/\s:@\"]+(?::[^@\s/\"]*)?@", r"\1<credentials>@"),
         (r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+", "<email>"),
         (rf"\b(GPU-|MIG-|NPU-)?{_UUID}\b", r"\1<uuid>"),

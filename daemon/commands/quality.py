@@ -72,7 +72,7 @@ def _keep(model: str, found: dict[str, object], settings: Settings) -> bool:
         return False
     with offline_or_admin(settings) as reach:
         if reach.admin is not None:
-            reach.admin.put(f"models/{quote(model)}/quality", {"found": found})
+            reach.admin.put(f"models/{quote(model)}/quality", found)
         else:
             reach.parts().desk.save_quality(model, found)
             reach.record("model.quality", f"model:{model}", {"first": found["first"], "second": found["second"]})

@@ -21,7 +21,7 @@ from engine.errors import ConfigError, NotFound
 def test_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0
     assert f"Usage: bayard {name}" in capsys.readouterr().out
-    assert importlib.import_module(f"daemon.commands.{name}").__doc__
+    assert importlib.import_module(f"daemon.commands.{name.replace('-', '_')}").__doc__
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from daemon.events import SUBSCRIBER_QUEUE, EventLog
-from daemon.store.base import utc_now
 from daemon.store.session import Store
 
 
@@ -117,10 +115,3 @@ def test_closed_store_is_counted_not_raised(store: Store) -> None:
 def test_value_that_is_no_json_is_refused_where_it_is_published(store: Store) -> None:
     with pytest.raises(TypeError):
         EventLog(store).publish("worker", "w", thing=object())
-
-
-def test_old_events_are_forgotten(store: Store) -> None:
-    log = EventLog(store)
-    log.publish("worker", "old")
-    log.forget_old(utc_now() + timedelta(seconds=1))
-    assert stored(store) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,28 @@ def test_logs_usage_and_requests_are_shown(bayard: Bayard, short_dir: Path) -> N
     assert bayard("requests", "cancel", "none")[0] == 1
 
 
+def test_support_bundle_tells_the_state_and_no_secret(
+    bayard: Bayard, box: tuple[AdminParts, FakeServices], short_dir: Path
+) -> None:
+    secret = box[1].key
+    (short_dir / "w.log").write_text(f"authorization: Bearer {secret} from 10.1.2.3\n")
+    out = short_dir / "support.tar.gz"
+    assert answer(bayard, "support-bundle", str(out))["bundle"] == str(out)
+    with tarfile.open(out) as archive:
+        texts = {}
+        for member in archive:
+            file = archive.extractfile(member)
+            assert file is not None
+            texts[member.name.rpartition("/")[2]] = file.read().decode()
+    assert {"machine.json", "doctor.json", "settings.json", "status.json", "workers.json", "log-w.txt"} <= set(texts)
+    assert json.loads(texts["workers.json"])["items"][0]["id"] == "w"
+    for text in texts.values():
+        assert secret not in text
+        assert "10.1.2.3" not in text
+        assert "demo" not in text  # a tenant's name
+    assert "there is such a file" in bayard("support-bundle", str(out))[2]
+
+
 def test_audit_is_listed_and_verified(bayard: Bayard) -> None:
     bayard("admission", "pause")
     assert answer(bayard, "audit", "list", "-n", "1")[0]["action"] == "admission.pause"
@@ -125,7 +148,7 @@ def test_every_write_of_the_admin_api_has_a_command_with_json() -> None:
                     missing.append(f"{route.methods} {path}")
     assert missing == []
     for name in COMMANDS:
-        source = (SOURCES / f"{name}.py").read_text()
+        source = (SOURCES / f"{name.replace('-', '_')}.py").read_text()
         if ".post(" in source or ".put(" in source or ".delete(" in source:
             assert "JsonOption" in source, name
 
