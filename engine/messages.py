@@ -99,6 +99,9 @@ class Knobs(Struct, frozen=True, forbid_unknown_fields=True):
     token_budget: Annotated[int, Meta(ge=1)] = 512  # tokens of all kinds in a step
     prefill_chunk: Annotated[int, Meta(ge=1)] = 256  # prompt tokens of one request in a step
     prefix_cache: bool = True
+    # Tokens that each running request may still write for which an admission leaves room, beside the whole prompt; 0:
+    # room for the prompt's first chunk is enough.
+    ahead_tokens: Annotated[int, Meta(ge=0)] = 0
     speculation_tokens: Annotated[int, Meta(ge=0, le=16)] = 0  # guessed tokens a step checks at once; 0 = off
     cache_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0  # of all pages, what the prefix cache may hold idle
     max_step_ms: Annotated[float, Meta(ge=0.0)] = 0.0  # prompts take less of a step while streams run; 0 = no limit
@@ -252,7 +255,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"  # "cpu", "cuda:0", ...
     dtype: str = "auto"  # activations: "auto", "float32", "bfloat16", "float16"
     kv_dtype: str = "auto"
-    activation: str = "exact"  # "int8" lets a kernel quantise activations of quantised weights
+    activation: str = "exact"  # "int8" or "fp8" let a kernel round activations where weights are of that kind
     kv_bytes: int = 0  # 0: sized for kv_tokens
     kv_tokens: int = 0  # 0: enough for knobs.max_running sequences of max_context_tokens, bounded by memory
     page_tokens: int = 16

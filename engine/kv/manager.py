@@ -69,6 +69,21 @@ class KvManager:
         return sum(len(refs) for refs in self._refs)
 
     @property
+    def clock(self) -> int:
+        """Steps begun."""
+        return self._clock
+
+    @property
+    def num_large(self) -> int:
+        """Large pages, the null pages' left out."""
+        return self._allocator.num_large - 1
+
+    @property
+    def num_large_free(self) -> int:
+        """Large pages that hold nothing anybody needs now; the null pages' left out."""
+        return self._allocator.num_large - 1 - sum(len(active) for active in self._active_in_large)
+
+    @property
     def num_idle(self) -> int:
         return sum(len(heap) for heap in self._idle_small)
 

@@ -2,12 +2,11 @@
 
 A step's token budget is shared by all running decodes and slices of prefills. Decodes are never left out; prefills
 get what the decodes leave, and at least one page, so that neither starves. While streams run, a step takes no more
-prompt tokens than end within Knobs.max_step_ms by the pace measured.
+prompt tokens than end within Knobs.max_step_ms by the pace measured. A request begins where foresight sees room.
 
 When pages run out the lowest-ranked request gives its pages back: to host memory where that is the cheaper by
-estimate, else they are computed again later (a registered prefix is often still cached). Rank is standing first, then
-how many of its tenant's running requests are older, then age. The best-ranked request stays so until it ends and may
-preempt all others, so one always runs.
+estimate, else they are computed again later. Rank is standing first, then how many of its tenant's running requests
+are older, then age. The best-ranked request stays so until it ends and may preempt all others, so one always runs.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from engine.errors import InvalidParameter
 from engine.kv.manager import KvManager
 from engine.messages import FinishReason, Knobs, Submit
 from engine.scheduler.chunk import ScheduledChunk
+from engine.scheduler.foresight import Foresight
 from engine.scheduler.groups import PromptGroups
 from engine.scheduler.intake import check, check_group, request_of
 from engine.scheduler.pace import StepPace
@@ -65,6 +65,7 @@ class Scheduler:
         self._arrivals = 0
         self._turns = 0
         self._ranked = True
+        self._foresight = Foresight(kv)
         self.knobs = knobs
         self.set_knobs(knobs)
 
@@ -222,7 +223,7 @@ class Scheduler:
             request = self._waiting.head(now)
             if request is None or request.newest_pending:
                 return  # a preempted one's newest token must come to the host before it is computed again
-            full = len(self.running) >= self.knobs.max_running
+            full = len(self.running) >= self.knobs.max_running or self._foresight.refuses_again(request, self.running)
             if full or (scarce and any(other.tenant == request.tenant for other in self.running)):
                 self._blocked = request
                 return
@@ -232,7 +233,8 @@ class Scheduler:
                 group.held.append(request)
                 continue
             moves = self.places.enter(request, group)
-            chunk = self._prefill(request, budget, {}) if moves is not None else None
+            room = moves is not None and self._foresight.has_room(request, self.running, self.knobs)
+            chunk = self._prefill(request, budget, {}) if room else None
             if chunk is None or moves is None:
                 self.places.leave(request)
                 self._blocked = request
@@ -259,7 +261,7 @@ class Scheduler:
                 self._waiting.push(member, now)
 
     def _prefill(self, request: Request, budget: int, unscheduled: dict[Request, None]) -> ScheduledChunk | None:
-        num_tokens = min(request.num_uncomputed, self.knobs.prefill_chunk, budget)
+        num_tokens = min(request.num_uncomputed, self._foresight.chunk_tokens(self.knobs), budget)
         if self.chunk_limit is not None:
             num_tokens = min(num_tokens, self.chunk_limit)
         while not self._make_room(request, request.num_computed + num_tokens, unscheduled):

@@ -52,6 +52,7 @@ knobs_of = st.builds(
     speculation_tokens=st.sampled_from([0, 0, 3]),
     cache_share=st.sampled_from([1.0, 1.0, 0.3, 0.0]),
     max_step_ms=st.sampled_from([0.0, 0.01]),
+    ahead_tokens=st.sampled_from([0, 0, 8, 200]),
 )
 
 
