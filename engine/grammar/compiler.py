@@ -26,7 +26,7 @@ COMPILE_LIMIT_S = 2.0  # from when a thread takes it
 THREADS = 2
 STACK_BYTES = 512 << 20  # the library goes down a chain of rules by recursion; only what is used takes memory
 MOST_WAITING = 256  # grammars that wait for a thread
-MOST_KEPT = 128  # compiled or refused, the latest used
+MOST_KEPT = 48  # compiled or refused, the latest used
 _SIMPLER = "Make it smaller: fewer alternatives, counts and nested parts."
 
 

@@ -26,6 +26,7 @@ LONGEST_REST = 512  # steps that all do, where guesses do not pay
 LIKELY = 0.25  # guesses less likely than this to be right are not made
 REMEMBERED = 0.75  # of a request's past, at each new step
 TRIAL = 3  # steps with guesses after a rest, whatever was measured before it
+BASELINE_STEPS = 4
 BASELINE_EVERY = 200  # steps with guesses, after which some without are measured again
 
 
@@ -80,6 +81,7 @@ class Speculation:
         if not wishes:
             return
         if self.heeds_cost and self._needs_baseline(rows):
+            self._rest = BASELINE_STEPS  # measured as they run without guesses: one launched before another is read
             return
         open_wishes = [wish for wish in map(self._wish, wishes) if wish is not None]
         for drafter in self.drafters:
