@@ -188,6 +188,9 @@ class PlanningDesk:
         record = self._models.get(model)
         if record.base is not None:
             return self._withdraw_adapter(record)
+        adapters = ", ".join(adapter.name for adapter in self._models.adapters_of(model))
+        if adapters:
+            raise Conflict(f"model {model} is the base of {adapters}.", "Delete its adapters first.")
         using = [plan for plan in self._plans.all() if plan.profile_of(model) is not None]
         kept = [plan.name for plan in using if plan.origin != AUTO]
         if kept:

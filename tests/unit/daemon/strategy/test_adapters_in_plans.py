@@ -104,6 +104,9 @@ def test_base_and_adapter_go_in_order_and_a_plan_names_bases(
         models.delete("base")
     with pytest.raises(Conflict, match="plan latency"):
         models.delete("polite")
+    with pytest.raises(Conflict, match="base of polite"):
+        desk.withdraw("base")
+    assert plans.using("base") == ["latency", "throughput"]
     assert desk.withdraw("polite") == ["latency", "throughput"]
     assert plans.get("latency").profiles[0].adapters == ()
     assert plans.get("latency").profiles[0].memory.of("adapters") == 0
