@@ -52,6 +52,13 @@ STREAM_SWEEP = tuple(
         (2, 8, 4, 396),
     )
 )  # fmt: skip
+FEW_SWEEP = tuple(
+    GemmTiles(*sizes)
+    for sizes in (
+        (16, 64, 128, 4, 5), (16, 32, 128, 2, 5), (16, 64, 128, 2, 4), (16, 32, 128, 4, 5, 1), (16, 16, 128, 2, 6, 1),
+        (16, 128, 128, 4, 4, 1),
+    )
+)  # fmt: skip
 GEMM_SWEEP = tuple(
     GemmTiles(*sizes)
     for sizes in (
@@ -89,7 +96,7 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
     took = {"bf16": base_us}
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
-        tiles = [*GEMV_SWEEP, *STREAM_SWEEP] if bench.sweep else [gemv_tiles(weight, rows)]
+        tiles = [*GEMV_SWEEP, *STREAM_SWEEP, *FEW_SWEEP] if bench.sweep else [gemv_tiles(weight, rows)]
         took[kind], best = bench.best(lambda w, tile: few_rows(x, w, None, tile), copies(weight), tiles)
         bytes_s = weight.num_bytes / took[kind] * 1e6
         bench.show(

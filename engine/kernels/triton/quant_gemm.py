@@ -14,12 +14,13 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
-from engine.kernels.triton.device import converts_fp8
+from engine.kernels.triton.device import converts_fp8, speaks_ptx
 from engine.kernels.triton.quant_gemv import CODE_NUMBERS, SCALE_NUMBERS, _scale
 
 SCRATCH_BYTES = 256 << 20  # of decoded numbers: a layer's largest matrix; smaller parts cost 10 %
 PROGRAMS_WANTED = 264  # two for each unit of a large GPU
 MAX_SPLITS = 8
+MAGIC_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 
 
 @triton.jit
@@ -47,6 +48,33 @@ def _numbers(codes, CODE: tl.constexpr, HALF: tl.constexpr, HARDWARE: tl.constex
             wide = nibble.to(tl.int16)
             bits = ((wide & 0x7) << 9) | ((wide & 0x8) << 12)
             value = bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    return value
+
+
+def _ptx(byte: str, shift: str) -> str:
+    """Four bytes' halves, each below a byte of 128's or 1024's bits, as two words of two numbers."""
+    words = "prmt.b32 $0, t, m, 0x4140; prmt.b32 $1, t, m, 0x4342;"
+    return f"{{ .reg .b32 t, m; mov.b32 m, {byte}; {shift} and.b32 t, t, 0x0F0F0F0F; {words} }}"
+
+
+_LOW, _HIGH = "mov.b32 t, $2;", "shr.u32 t, $2, 4;"
+LOW_BF16, HIGH_BF16 = tl.constexpr(_ptx("0x43434343", _LOW)), tl.constexpr(_ptx("0x43434343", _HIGH))
+LOW_FP16, HIGH_FP16 = tl.constexpr(_ptx("0x64646464", _LOW)), tl.constexpr(_ptx("0x64646464", _HIGH))
+
+
+@triton.jit
+def _above(stored, TYPE: tl.constexpr, MAGIC: tl.constexpr, HALF: tl.constexpr, PTX: tl.constexpr):
+    """128 or 1024, whose last bits are free, plus the code in a half of each byte, by setting bits."""
+    if PTX:
+        if MAGIC == 0x4300:
+            asm: tl.constexpr = LOW_BF16 if HALF == 0 else HIGH_BF16
+            value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
+        else:
+            asm: tl.constexpr = LOW_FP16 if HALF == 0 else HIGH_FP16
+            value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.float16, is_pure=True, pack=4)
+    else:
+        nibble = (stored & 0xF) if HALF == 0 else (stored >> 4)
+        value = (nibble.to(tl.int16) | MAGIC).to(TYPE, bitcast=True)
     return value
 
 
@@ -114,10 +142,13 @@ def large_linear(x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None
 def _quant_gemm_kernel(
     x, codes, scales, zeros, row_scales, bias, out, rows, columns, depth, groups, per_split,
     CODE: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, SPLITS: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
+    PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K."""
+    """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
+
+    MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
+    """
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
@@ -148,14 +179,19 @@ def _quant_gemm_kernel(
                 a = tl.load(x_rows + k[None, :])
             else:
                 a = tl.load(x_rows + k[None, :], mask=in_k[None, :], other=0.0)
-            w = _numbers(stored, CODE, half, HARDWARE)
-            if CODE == 2:
+            if MAGIC > 0:
+                # 128 or 1024 plus the code by setting bits, less as much plus the zero point: exact in 16 bits.
+                w = _above(stored, a.dtype, MAGIC, half, PTX)
+                nothing = 8.0
                 if HAS_ZEROS:
-                    if LATE:
-                        w -= tl.load(zeros + safe_n * groups + start // GROUP).to(tl.float32)[None, :]
-                    else:
-                        at = safe_n[None, :] * groups + (k // GROUP)[:, None]
-                        w -= tl.load(zeros + at, mask=in_k[:, None], other=0).to(tl.float32)
+                    nothing = tl.load(zeros + safe_n * groups + start // GROUP).to(tl.float32)[None, :]
+                w -= (nothing + (128.0 if MAGIC == 0x4300 else 1024.0)).to(a.dtype)
+            else:
+                w = _numbers(stored, CODE, half, HARDWARE)
+            if CODE == 2 and MAGIC == 0:
+                if HAS_ZEROS:
+                    at = safe_n[None, :] * groups + (k // GROUP)[:, None]
+                    w -= tl.load(zeros + at, mask=in_k[:, None], other=0).to(tl.float32)
                 else:
                     w -= 8.0
             if GROUP > 0 and not LATE:
@@ -214,6 +250,8 @@ def quant_gemm(
     group = 0 if groups == 1 and weight.code in ("fp8", "int8") else weight.group
     late = group >= 64
     block_k = group if late else tiles.block_k
+    whole = weight.zeros is None or weight.zeros.dtype == torch.uint8
+    magic = MAGIC_BITS.get(x.dtype, 0) if weight.code == "int4" and late and whole else 0
     row_tiles, column_tiles = triton.cdiv(rows, tiles.block_m), triton.cdiv(columns, tiles.block_n)
     splits = tiles.splits or max(1, min(MAX_SPLITS, PROGRAMS_WANTED // (row_tiles * column_tiles), depth // 1024))
     per_split = triton.cdiv(triton.cdiv(depth, splits), block_k) * block_k
@@ -229,8 +267,8 @@ def quant_gemm(
         none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, parts,
         rows, columns, depth, groups, per_split,
         CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], group, late,
-        weight.zeros is not None, weight.row_scales is not None, bias is not None, converts_fp8(x.device), splits,
-        depth % block_k == 0, tiles.block_m, tiles.block_n, block_k,
+        weight.zeros is not None, weight.row_scales is not None, bias is not None, converts_fp8(x.device), magic,
+        speaks_ptx(x.device), splits, depth % block_k == 0, tiles.block_m, tiles.block_n, block_k,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1:

@@ -23,7 +23,7 @@ from engine.quant.quant_tensor import QuantTensor
 EXACT_ROWS = 16  # up to here activations stay exact
 # A product of so few rows and columns leaves the library's tiles mostly idle: ours takes 60 % of its time.
 SMALL_ROWS, SMALL_COLUMNS = 128, 8192
-TILE_ROWS = 64  # up to here tiles are decoded in registers; beyond, once for all rows
+TILE_ROWS = 64  # up to here tiles are decoded in registers, but for fp4; beyond, once for all rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = No
         return torch.empty(0, weight.shape[0], dtype=x.dtype, device=x.device)
     if rows <= MAX_ROWS:
         out = few_rows(x, weight, bias)
-    elif rows <= TILE_ROWS:
+    elif rows <= TILE_ROWS and weight.code != "fp4":
         out = quant_gemm(x, weight, bias)
     else:
         out = large_linear(x, weight, bias)

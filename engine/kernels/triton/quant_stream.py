@@ -16,6 +16,7 @@ import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.device import speaks_ptx
+from engine.kernels.triton.quant_gemm import GemmTiles, quant_gemm
 from engine.kernels.triton.quant_gemv import (
     CODE_NUMBERS,
     CORRECTIONS,
@@ -189,16 +190,18 @@ def few_rows(
     x: torch.Tensor,
     weight: CodedWeight,
     bias: torch.Tensor | None = None,
-    tiles: GemvTiles | StreamTiles | None = None,
+    tiles: GemvTiles | StreamTiles | GemmTiles | None = None,
 ) -> torch.Tensor:
     """The kernel that is the fastest for this shape. Shapes: as quant_stream"""
     tiles = tiles or gemv_tiles(weight, x.shape[0])
     if isinstance(tiles, StreamTiles):
         return quant_stream(x, weight, bias, tiles)
+    if isinstance(tiles, GemmTiles):
+        return quant_gemm(x, weight, bias, tiles)
     return quant_gemv(x, weight, bias, tiles)
 
 
-def gemv_tiles(weight: CodedWeight, rows: int) -> GemvTiles | StreamTiles:
+def gemv_tiles(weight: CodedWeight, rows: int) -> GemvTiles | StreamTiles | GemmTiles:
     """Measured on an H200 over a Llama-8B's shapes."""
     columns = weight.shape[0]
     if rows > 1 or weight.code == "fp4":
