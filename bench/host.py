@@ -25,6 +25,8 @@ LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # an 8B mode
 PROMPT_ROWS = 512
 HEADS, KV_HEADS, HEAD_DIM, PAGE_TOKENS = 32, 8, 128, 16
 KINDS = ("Q8_0", "Q4_0", "Q4_K", "BF16")
+Linear = Callable[..., torch.Tensor]
+FORMS: dict[str, Linear] = {"exact": ops.linear_exact, "int8": ops.linear_int8}
 
 
 def best_s(work: Callable[[], object], runs: int = 5, at_least_s: float = 0.5) -> float:
@@ -55,9 +57,8 @@ def layer_of(kind: str) -> list[PackedWeight]:
     return [pack(matrix(kind, rows, columns, torch.device("cpu"))) for rows, columns in LAYER]
 
 
-def multiply(layer: list[PackedWeight], rows: int, int8: bool) -> Callable[[], object]:
+def multiply(layer: list[PackedWeight], rows: int, run: Linear) -> Callable[[], object]:
     inputs = {columns: torch.randn(rows, columns) for _, columns in LAYER}
-    run = ops.linear_int8 if int8 else ops.linear_exact
     return lambda: [run(inputs[weight.shape[1]], weight) for weight in layer]
 
 
@@ -86,14 +87,12 @@ def measure(arguments: argparse.Namespace) -> None:
         layer = layer_of(kind)
         elements = sum(rows * columns for rows, columns in LAYER)
         stored = sum(weight.num_bytes for weight in layer)
-        for int8 in (False, True):
-            if int8 and kind == "BF16":
-                continue
-            mode = "int8" if int8 else "exact"
-            seconds = best_s(multiply(layer, PROMPT_ROWS, int8), 3)
+        forms = {"exact": ops.linear_exact, "bf16": ops.linear_bf16} if kind == "BF16" else FORMS
+        for mode, run in forms.items():
+            seconds = best_s(multiply(layer, PROMPT_ROWS, run), 3)
             flops = 2.0 * PROMPT_ROWS * elements / seconds
             show(fig="prefill", kind=kind, activation=mode, tflops=round(flops / 1e12, 3), share=round(flops / best, 3))
-            seconds = best_s(multiply(layer, 1, int8), 5)
+            seconds = best_s(multiply(layer, 1, run), 5)
             rate = stored / seconds
             show(fig="decode", kind=kind, activation=mode, gb_s=round(rate / 1e9, 1), share=round(rate / read, 3))
         del layer
