@@ -170,8 +170,9 @@ class Admission:
             )
         waiting = self._num_waiting + self._engine_waiting()
         if waiting >= self.max_queue:
+            # how many of them are other tenants' is none of this one's business
             raise QueueFull(
-                f"{waiting} requests are waiting; at most {self.max_queue} may.",
+                f"As many requests are waiting as may: {self.max_queue}.",
                 "Try again shortly.",
                 retry_after_s=_BUSY_RETRY_S,
             )

@@ -68,6 +68,7 @@ class UsageLedger:
         self._open: dict[_Slot, UsageSum] = {}
         self._used_at: dict[str, datetime] = {}
         self._task: asyncio.Task[None] | None = None
+        self.problem: str | None = None  # why nothing could be settled the last time
         self.on_lost: Callable[[int], object] = lambda requests: None  # requests whose usage is not recorded
 
     def add(self, principal: Principal, model: str, used: UsageSum) -> None:
@@ -144,8 +145,9 @@ class UsageLedger:
             await asyncio.sleep(SETTLE_EVERY_S)
             try:
                 await self.settle()
-                failing = False
+                failing, self.problem = False, None
             except StoreError as error:
+                self.problem = error.message
                 if not failing:
                     log.warning("usage_not_settled", error=str(error), slots=len(self._open))
                 failing = True

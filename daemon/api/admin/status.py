@@ -81,6 +81,8 @@ def _reasons(services: AdminServices, problem: str | None) -> list[str]:
     reasons = services.supervisor.sickly()
     if problem:
         reasons.append(problem)
+    if services.tenants.usage.problem is not None:
+        reasons.append(f"usage waits in memory: {services.tenants.usage.problem}")
     if services.tenants.admission.paused:
         reasons.append(f"admission is paused: {services.tenants.admission.paused}")
     if services.tenants.admission.draining:

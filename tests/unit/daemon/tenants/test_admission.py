@@ -92,7 +92,7 @@ async def test_full_tenant_queue_is_refused_with_both_numbers() -> None:
 
 async def test_queue_over_all_counts_the_engines_too() -> None:
     door, _ = admission(max_queue=5, engine_waiting=5)
-    with pytest.raises(QueueFull, match="5 requests are waiting"):
+    with pytest.raises(QueueFull, match="waiting as may: 5"):
         await door.enter(who(), "m", 1)
     door, _ = admission(max_queue=2)
     one = who(max_concurrency=1)
