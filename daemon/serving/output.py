@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from daemon.serving.closed_schema import closed_schema
 from daemon.serving.request import ChatPrompt, GenerationRequest
 from daemon.serving.tools import ToolMode
-from engine.messages import Grammar
+from engine.messages import Grammar, GrammarKind
 from engine.text import (
     OutputParser,
     answer_grammar,
@@ -34,15 +37,21 @@ def choice_parser(request: GenerationRequest, text: TextPipeline, prompt_ids: Se
 
 def choice_grammar(request: GenerationRequest, text: TextPipeline, prompt_ids: Sequence[int]) -> Grammar | None:
     """What a choice is kept to while it is decoded. Raises: InvalidParameter"""
-    use, answer = request.tools, None if request.constraint is None else request.constraint.grammar
+    use, answer = request.tools, None if request.constraint is None else _closed(request.constraint.grammar)
     if use is None or not use.offered:
         return None if answer is None else answer_grammar(text, prompt_ids, answer)
-    tools = [tool.shown() for tool in use.callable_tools]
+    tools = [replace(tool, parameters=closed_schema(tool.schema)).shown() for tool in use.callable_tools]
     if use.mode is ToolMode.REQUIRED:
         return forced_tool_grammar(text, prompt_ids, tools, parallel=use.parallel)
     if answer is not None:
         return offered_or_answer_grammar(text, prompt_ids, tools, answer, parallel=use.parallel)
     return offered_tool_grammar(text, prompt_ids, tools, parallel=use.parallel) if use.bound else None
+
+
+def _closed(grammar: Grammar) -> Grammar:
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return grammar
+    return Grammar(grammar.kind, json.dumps(closed_schema(json.loads(grammar.text)), ensure_ascii=False))
 
 
 def shown_tools(request: GenerationRequest) -> list[dict[str, Any]]:

@@ -197,7 +197,7 @@ async def test_schema_reaches_the_engine_as_a_grammar(client: openai.AsyncOpenAI
     first, second = (submit.sampling.grammar for submit in services.engine.submitted)
     assert first is not None
     assert second is not None
-    assert (first.kind, json.loads(first.text)) == (GrammarKind.JSON_SCHEMA, schema)
+    assert (first.kind, json.loads(first.text)) == (GrammarKind.JSON_SCHEMA, {**schema, "additionalProperties": False})
     assert second.kind is GrammarKind.JSON_OBJECT
 
 
