@@ -149,6 +149,7 @@ def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
             token_budget=arguments.budget,
             prefill_chunk=arguments.budget,
             prefix_cache=False,
+            ahead_tokens=256,
         ),
     )
     weights = nullcontext() if shape is None else random_weights(open_device(arguments.device).torch_device)
@@ -167,7 +168,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--scale", default="full", choices=SCALES, help="a smaller sister of the shape")
     add("--do", default="latency,throughput", type=lambda text: text.split(","))
     add("--dtype", default="auto")
-    add("--activation", default="exact", choices=("exact", "int8"))
+    add("--activation", default="exact", choices=("exact", "int8", "fp8"))
     add("--weights", default="stored", choices=tuple(WeightPrecision), help="what matrices are rounded to at load")
     add("--threads", default=0, type=int, help="CPU threads; 0: all")
     add("--context", default=8192, type=int, help="longest sequence")

@@ -9,6 +9,7 @@ from daemon.planning.profile import Choice, Profile
 from daemon.planning.rates import DeviceRates
 from daemon.planning.strategy import Goal
 from daemon.planning.units import human_bytes, human_rate, human_seconds, human_tokens
+from engine.spec.precision import WeightPrecision
 
 
 def explain_choices(
@@ -17,11 +18,7 @@ def explain_choices(
     """The profile with its choices said in words."""
     choices = (
         _device(profile, budget, rates),
-        Choice(
-            "weights",
-            profile.weight_format,
-            "as stored in the checkpoint; this version converts nothing on load",
-        ),
+        _weights(profile),
         *((_kv(profile),) if profile.generates else ()),
         _context(profile, budget, wanted_context),
         *((_pool(profile, budget, wanted_pool),) if profile.generates else ()),
@@ -29,6 +26,13 @@ def explain_choices(
         *_threads(profile, budget),
     )
     return replace(profile, choices=choices)
+
+
+def _weights(profile: Profile) -> Choice:
+    if profile.weights == WeightPrecision.STORED:
+        return Choice("weights", profile.weight_format, "as stored in the checkpoint")
+    reason = f"matrices of layers are rounded to {profile.weights} at load, as asked; embeddings and head stay"
+    return Choice("weights", profile.weight_format, reason)
 
 
 def _streams(profile: Profile, goal: Goal, budget: DeviceBudget) -> tuple[Choice, ...]:

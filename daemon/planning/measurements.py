@@ -17,6 +17,7 @@ from daemon.store.session import Store
 
 RATES = "rates"
 LOADED_MEMORY = "loaded_memory"
+QUALITY = "quality"
 _KEPT = 5  # newest of one subject
 
 
@@ -45,6 +46,20 @@ class Measurements:
         found = self._newest(LOADED_MEMORY, f"{model}|{device}")
         errors = [measured - predicted for measured, predicted, _ in found if predicted is not None]
         return int(median(errors)) if errors else 0
+
+    def save_quality(self, model: str, found: dict[str, object]) -> None:
+        """A comparison of two precisions, as engine.quantize.quality prints it."""
+        change = found["perplexity_change"]
+        assert isinstance(change, float), change
+        self._add(QUALITY, model, change, None, "share of perplexity", found)
+
+    def quality(self, model: str) -> list[dict[str, object]]:
+        """The newest of each pair of forms."""
+        newest: dict[tuple[object, object], dict[str, object]] = {}
+        for _, _, text in self._newest(QUALITY, model):
+            found = json.loads(text)
+            newest.setdefault((found["first"], found["second"]), found)
+        return list(newest.values())
 
     def _add(
         self, kind: str, subject: str, measured: float, predicted: float | None, unit: str, data: dict[str, object]

@@ -18,7 +18,9 @@ from daemon.planning.units import human_bytes, human_tokens
 from daemon.planning.whynot import beyond_this_version, does_not_fit
 from engine.errors import InvalidParameter
 from engine.messages import Knobs
+from engine.spec.loaded import loaded_spec
 from engine.spec.model_spec import ModelSpec
+from engine.spec.precision import WeightPrecision, weight_precision
 
 PAGE_TOKENS = 16
 SMALLEST_CONTEXT_TOKENS = 1024
@@ -26,6 +28,7 @@ SMALLEST_CONTEXT_TOKENS = 1024
 _HOST_POOL_SHARE = 0.5
 _CHUNK_MIN_TOKENS = 32
 _TEXTS_AT_ONCE = 64
+_AHEAD_TOKENS = 256  # an answer's usual length: admissions leave room for as much of everybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class Request:
     kv_dtype: str | None = None
     kv_tokens: int | None = None  # exactly this pool, so that another plan can run in the same worker
     device: str | None = None  # this device alone
+    weights: str | None = None  # what matrices are rounded to at load, a WeightPrecision; None: as stored
+
+    @property
+    def precision(self) -> str:
+        return self.weights or WeightPrecision.STORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,6 @@ class Planner:
         Raises: InvalidParameter for a context beyond the model's or a count below one.
         """
         _check(spec, request)
-        traffic = traffic_of(spec)
         candidates: list[Candidate] = []
         why_not: list[WhyNot] = []
         for budget in self.budgets:
@@ -64,8 +71,9 @@ class Planner:
                 continue
             if request.device not in (None, budget.device):
                 continue
+            held = loaded_spec(spec, request.precision, on_cpu=budget.on_cpu)
             for kv_dtype in _kv_dtypes(budget, request)[: 1 if spec.is_encoder else None]:
-                attempt = _Attempt(self, spec, traffic, budget, request, kv_dtype)
+                attempt = _Attempt(self, held, traffic_of(held), budget, request, kv_dtype)
                 profile = attempt.solve()
                 if profile is None:
                     why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
@@ -74,7 +82,7 @@ class Planner:
         ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         chosen = ranked[0].profile if ranked else None
         if chosen is None:
-            why_not.extend(beyond_this_version(spec, traffic, self.budgets))
+            why_not.extend(beyond_this_version(spec, traffic_of(spec), self.budgets))
         return PlanAnswer(
             model=spec.name,
             strategy=request.strategy,
@@ -153,6 +161,7 @@ class _Attempt:
             token_budget=self.users + chunk,
             prefill_chunk=chunk,
             prefix_cache=True,
+            ahead_tokens=_AHEAD_TOKENS,
             max_step_ms=round(target_s * 1e3, 1),  # holds where the roofline promised too much
         )
 
@@ -229,6 +238,7 @@ class _Attempt:
             memory=fit.estimate(knobs, pool),
             speed=self.speed().estimate(knobs, context),
             generates=self.spec.generates,
+            weights=self.request.precision,
         )
         return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.own_pool(context))
 
@@ -250,6 +260,12 @@ def _check(spec: ModelSpec, request: Request) -> None:
             f"Ask for --context {spec.max_context_tokens} or less.",
             param="context",
         )
+    if request.weights is not None:
+        precision = weight_precision(request.weights)
+        if spec.is_encoder and precision is not WeightPrecision.STORED:
+            raise InvalidParameter(
+                f"{spec.name} is an encoder; its weights are not made into {precision}.", "Use stored.", param="weights"
+            )
     for name, value in (("context", context), ("users", users)):
         if value is not None and value < 1:
             raise InvalidParameter(f"--{name} is {value}; it must be at least 1.", "", param=name)

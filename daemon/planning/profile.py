@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from daemon.planning.budget import DeviceBudget
+from daemon.planning.live_bounds import LiveBounds
 from daemon.planning.strategy import Strategy
 from engine.messages import Knobs
 
@@ -88,9 +89,11 @@ class Profile:
     knobs: Knobs
     memory: MemoryEstimate
     speed: SpeedEstimate
+    weights: str = "stored"  # what matrices are rounded to at load
     choices: tuple[Choice, ...] = ()
     generates: bool = True  # False: an encoder, which embeds texts and keeps no KV
     adapters: tuple[AdapterRef, ...] = ()
+    bounds: LiveBounds | None = None  # how far load may move the knobs; None: not at all
 
     def with_model(self, name: str, path: str) -> Profile:
         """The same profile under the name and place a model has once it is imported."""

@@ -17,6 +17,7 @@ from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import AdapterRef, PlanAnswer, Profile
+from daemon.planning.quality import quality_notes
 from daemon.planning.rates import DeviceRates
 from daemon.planning.strategy import Strategy
 from daemon.planning.traffic import traffic_of
@@ -75,7 +76,8 @@ class PlanningDesk:
         Raises: NotFound, ModelNotFound, UnsupportedFormat, InvalidParameter.
         """
         spec = self.spec_of(target)
-        return self.planner(machine, beside).answer(spec, request)
+        answer = self.planner(machine, beside).answer(spec, request)
+        return replace(answer, notes=(*answer.notes, *quality_notes(self._measurements.quality(spec.name))))
 
     def spec_of(self, target: str) -> ModelSpec:
         """The description of an imported model under its name there, or of a path."""
@@ -86,6 +88,14 @@ class PlanningDesk:
         if path.is_absolute() or path.exists():
             return read_spec(path)
         return self._models.spec_of(target)  # says which names there are
+
+    def quality(self, model: str) -> list[dict[str, object]]:
+        """What was measured of this model's precisions, the newest first."""
+        return self._measurements.quality(model)
+
+    def save_quality(self, model: str, found: dict[str, object]) -> None:
+        """Keep what `bayard quality` measured of an imported model. Raises: ModelNotFound"""
+        self._measurements.save_quality(self._models.get(model).name, found)
 
     def planner(self, machine: Machine | None = None, beside: Sequence[Profile] = ()) -> Planner:
         claims: dict[str, list[Claim]] = {}
@@ -110,6 +120,7 @@ class PlanningDesk:
         models: Sequence[str],
         context_tokens: int | None = None,
         users: int | None = None,
+        weights: str | None = None,
     ) -> SavedPlan:
         """Plan imported models together, each beside those before it, and save the outcome.
 
@@ -129,7 +140,8 @@ class PlanningDesk:
                     param="models",
                 )
             spec = replace(read_spec(record.path), name=record.name)
-            answer = self.planner(beside=profiles).answer(spec, Request(strategy, context_tokens, users))
+            asked = Request(strategy, context_tokens, users, weights=weights)
+            answer = self.planner(beside=profiles).answer(spec, asked)
             profiles.append(self._with_adapters(_chosen(answer)))
         now = utc_now()
         plan = SavedPlan(name, strategy, OPERATOR, tuple(profiles), "", now, now)

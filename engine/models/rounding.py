@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.kernels.cpu import library as cpu_library
 from engine.layers.weight import Weight, device_of, stack_rows
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import encode, encode_mixed
 from engine.quant.gguf_encode import q4_1, q8_0
 from engine.spec.precision import WeightPrecision, is_rounded
@@ -67,6 +68,11 @@ class Rounding:
                 return q8_0(wide)
             if self.precision is WeightPrecision.INT4:
                 return q4_1(wide)
+        return self.coded(wide, role, layer)
+
+    def coded(self, wide: Tensor, role: str, layer: int) -> CodedTensor:
+        """Codes beside scales, wherever they are. Shapes: wide [N, K], of any float type"""
+        columns = wide.shape[1]
         match self.precision:
             case WeightPrecision.INT8_MIXED:
                 return encode_mixed(wide, self.outliers.get((layer, input_of(role)), NOWHERE).to(wide.device))

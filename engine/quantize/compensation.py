@@ -15,6 +15,8 @@ from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import E4M3_MAX
 
 DAMPING = 0.01  # of the mean of the diagonal, so that inputs that never varied do no harm
+# How much of what inputs have in common is not believed: a short text has about as many tokens as a layer has inputs.
+SHRINKAGE = 0.3
 COLUMNS_AT_ONCE = 64
 
 # (column, its numbers [N, 1] as they are now) -> the numbers it will be read as [N, 1]
@@ -74,7 +76,8 @@ def compensated(matrix: Tensor, moments: Tensor, rounder: Rounder) -> None:
 def _upper_of_inverse(moments: Tensor) -> Tensor:
     """The upper Cholesky factor of the damped moments' inverse."""
     size = moments.diagonal().mean().clamp_min(1e-12)
-    damped = moments + torch.eye(len(moments), device=moments.device) * (DAMPING * size)
+    believed = (1.0 - SHRINKAGE) * moments + SHRINKAGE * torch.diag(moments.diagonal())
+    damped = believed + torch.eye(len(moments), device=moments.device) * (DAMPING * size)
     wide = damped.to(torch.float64)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(wide))
     upper: Tensor = torch.linalg.cholesky(inverse, upper=True)

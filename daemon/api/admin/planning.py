@@ -1,4 +1,4 @@
-"""POST plans/preview, PUT plans/{name}, GET plans/{name}/diff, POST calibrations: what the planner does."""
+"""POST plans/preview, PUT plans/{name}, GET plans/{name}/diff, models/{name}/quality, POST calibrations: planning."""
 
 from __future__ import annotations
 
@@ -63,6 +63,30 @@ class DiffAnswer(Answer):
     items: list[DifferenceItem]
 
 
+class QualityBody(Body):
+    """What `bayard quality` measured: second against first, KL in nats a token."""
+
+    model: str
+    first: str
+    second: str
+    text: str
+    tokens: Count
+    first_perplexity: float
+    second_perplexity: float
+    perplexity_change: float
+    agreement: Annotated[float, Field(ge=0, le=1)]
+    mean_kl: float
+    largest_kl: float
+    first_bytes: int
+    second_bytes: int
+
+
+class QualityAnswer(Answer):
+    """items: the newest of each pair of forms."""
+
+    items: list[dict[str, Any]]
+
+
 class CalibrateBody(Body):
     seconds: Annotated[float, Field(ge=1, le=120)] = 15.0
     device: str | None = None
@@ -100,6 +124,22 @@ async def get_diff(name: str, to: str, services: Services, caller: Viewer) -> Di
         return DiffAnswer(old=name, new=to, items=items)
 
     return await asyncio.to_thread(read)
+
+
+@router.put("/models/{name}/quality")
+async def put_quality(name: str, body: QualityBody, services: Services, caller: Operator) -> QualityAnswer:
+    """Keep what was measured of two precisions of a model, so that plans show it."""
+    found = body.model_dump(mode="json")
+    await asyncio.to_thread(services.desk.save_quality, name, found)
+    told = {"first": body.first, "second": body.second, "perplexity_change": body.perplexity_change}
+    await services.tenants.record(caller.actor, "model.quality", f"model:{name}", told)
+    return QualityAnswer(items=await asyncio.to_thread(services.desk.quality, name))
+
+
+@router.get("/models/{name}/quality")
+async def get_quality(name: str, services: Services, caller: Viewer) -> QualityAnswer:
+    """What was measured of a model's precisions."""
+    return QualityAnswer(items=await asyncio.to_thread(services.desk.quality, name))
 
 
 @router.post("/calibrations", status_code=202)

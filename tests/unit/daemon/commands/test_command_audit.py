@@ -51,7 +51,7 @@ def test_changes_without_a_daemon_are_audited(settings: Settings, smollm_path: P
         (
             "plan.save",
             "plan:mine",
-            {"strategy": "latency", "models": ["tiny"], "context_tokens": 2048, "users": None},
+            {"strategy": "latency", "models": ["tiny"], "context_tokens": 2048, "users": None, "weights": None},
         ),
         ("plan.activate", "plan:mine", {"for_s": 1800, "reason": "a test"}),
         (

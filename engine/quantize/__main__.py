@@ -1,0 +1,67 @@
+"""`python -m engine.quantize MODEL --to int4 --out DIR`: one quantisation, telling how far it is in JSON lines.
+
+The daemon's command runs it in a process of its own, because the control plane never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from engine.errors import BayardError, InvalidParameter
+from engine.quantize.job import QuantizeJob, quantize
+from engine.quantize.stored_form import FORMATS
+from engine.quantize.texts import calibration_text
+from engine.spec.precision import WeightPrecision
+
+NOTHING = "none"
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.quantize", description=__doc__)
+    add = parser.add_argument
+    add("model", type=Path)
+    add("--to", required=True, choices=tuple(FORMATS))
+    add("--out", required=True, type=Path)
+    add("--calibrate", default="", help=f"a text file to learn from; {NOTHING}: nothing is learnt; else a built-in one")
+    add("--device", default="cpu")
+    add("--restart", action="store_true")
+    arguments = parser.parse_args(words)
+
+    def report(stage: str, done: int, total: int) -> None:
+        print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
+
+    try:
+        text = _text(arguments.calibrate)
+        job = QuantizeJob(
+            arguments.model,
+            WeightPrecision(arguments.to),
+            arguments.out,
+            text,
+            arguments.device,
+            arguments.restart,
+        )
+        written = quantize(job, report)
+    except BayardError as error:
+        print(json.dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}), flush=True)
+        return 1
+    found = {"path": str(arguments.out), "weight_bytes": written.weight_bytes, "source_dtype": written.source_dtype}
+    print(json.dumps({"written": found}), flush=True)
+    return 0
+
+
+def _text(calibrate: str) -> str:
+    if calibrate == NOTHING:
+        return ""
+    if not calibrate:
+        return calibration_text()
+    try:
+        return Path(calibrate).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"{calibrate} is no text: {error}.", "Give a UTF-8 file.", param="calibrate") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

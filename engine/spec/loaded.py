@@ -1,0 +1,74 @@
+"""loaded_spec: a checkpoint's tensors as a worker holds them, for predictions. Reads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from engine.spec.model_spec import ModelSpec, TensorInfo
+from engine.spec.precision import BITS, WeightPrecision, is_rounded
+from engine.spec.quantisation import QuantScheme, Storage
+from engine.spec.quantised_tensors import PART
+from engine.spec.tensor_table import expected_tensors, tensor_table
+
+PLAIN_ON_CPU = 2  # bytes of a number whose codes no CPU kernel reads: it is held as float16
+CPU_KINDS = {WeightPrecision.INT8: ("Q8_0", 34 / 32), WeightPrecision.INT4: ("Q4_1", 20 / 32)}
+KINDS = {
+    WeightPrecision.FP8: "fp8",
+    WeightPrecision.INT8: "int8",
+    WeightPrecision.INT8_MIXED: "int8_mixed",
+    WeightPrecision.INT4: "int4",
+    WeightPrecision.FP4: "fp4_nv",
+}
+
+
+def loaded_spec(spec: ModelSpec, weights: str = WeightPrecision.STORED, *, on_cpu: bool = False) -> ModelSpec:
+    """The same model with one tensor a matrix, of the kind and the bytes that loading makes of it.
+
+    weights: what matrices are rounded to, as WorkerConfig.weights
+    Raises: ValueError for a precision that is none
+    """
+    precision = WeightPrecision(weights)
+    if spec.is_encoder or (precision is WeightPrecision.STORED and spec.quantisation is None):
+        return spec
+    label = spec.source_dtype if precision is WeightPrecision.STORED else KINDS[precision]
+    return replace(spec, tensors=tuple(_tensors(spec, precision, on_cpu)), source_dtype=label, quantisation=None)
+
+
+def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool) -> Iterator[TensorInfo]:
+    table = tensor_table(spec)
+    shapes = {expected.role: expected.shape for expected in expected_tensors(spec)}
+    for (role, layer), info in table.items():
+        if PART in role:
+            continue
+        shape = shapes.get((role, layer), info.shape)
+        parts = [table[r, of].size_bytes for r, of in table if of == layer and r.startswith(f"{role}{PART}")]
+        if precision is not WeightPrecision.STORED and layer is not None and is_rounded(role) and len(shape) > 1:
+            yield _rounded(info, shape, precision, on_cpu)
+        elif parts and spec.quantisation is not None:
+            scheme = spec.quantisation.scheme_of(info.name.rpartition(".")[0])
+            kind, cpu_kind = _kinds(scheme)
+            held = prod(shape) * PLAIN_ON_CPU if on_cpu and cpu_kind == "F16" else sum(parts)
+            yield replace(info, dtype=cpu_kind if on_cpu else kind, shape=shape, size_bytes=held)
+        else:
+            yield info
+
+
+def _rounded(info: TensorInfo, shape: tuple[int, ...], precision: WeightPrecision, on_cpu: bool) -> TensorInfo:
+    elements = prod(shape)
+    kind, bytes_each = KINDS[precision], BITS[precision] / 8
+    if on_cpu:
+        kind, bytes_each = CPU_KINDS.get(precision, ("F16", float(PLAIN_ON_CPU)))
+    return replace(info, dtype=kind, shape=shape, size_bytes=int(elements * bytes_each))
+
+
+def _kinds(scheme: QuantScheme | None) -> tuple[str, str]:
+    """What codes are called on an accelerator, and what a CPU holds them as."""
+    if scheme is None or scheme.storage is Storage.FLOAT8:
+        return "fp8", "F16"
+    if scheme.storage is Storage.NVFP4:
+        return "fp4_nv", "F16"
+    if scheme.storage is Storage.MXFP4:
+        return "fp4_mx", "MXFP4"
+    return ("int8", "Q8_0") if scheme.bits == 8 else ("int4", "Q4_1" if scheme.zeros else "Q4_0")

@@ -1,0 +1,51 @@
+"""What a worker will hold of a checkpoint, without loading it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.models.checkpoint import MappedCheckpoint
+from engine.models.rounding import Rounding
+from engine.spec import read_spec
+from engine.spec.loaded import KINDS, loaded_spec
+from engine.spec.precision import WeightPrecision
+from tests.fakes.quantised_checkpoints import FORMATS, llama, write_pair
+
+ROUNDED = [precision for precision in WeightPrecision if precision is not WeightPrecision.STORED]
+
+
+@pytest.mark.parametrize("name", ["ct-w4a16", "awq", "gptq-order", "ct-nvfp4", "fbgemm", "ct-w8a8"])
+def test_loaded_spec_of_a_format_has_whole_matrices_of_the_kind_they_become(name: str, tmp_path: Path) -> None:
+    spec = read_spec(write_pair(tmp_path, name)[0])
+    loaded = loaded_spec(spec)
+    plain = read_spec(tmp_path / "plain")
+    assert loaded.num_parameters == plain.num_parameters
+    kinds = {t.dtype for t in loaded.tensors if "proj" in t.name}
+    assert kinds == {FORMATS[name].kind}
+    assert loaded.weight_bytes == spec.weight_bytes  # every stored byte belongs to some matrix
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_loaded_spec_predicts_the_bytes_of_rounded_matrices(precision: WeightPrecision, tmp_path: Path) -> None:
+    spec = read_spec(llama(tmp_path / "plain"))
+    loaded = loaded_spec(spec, precision)
+    checkpoint = MappedCheckpoint(spec, lambda done, total: None)
+    rounding = Rounding(precision)
+    for info in loaded.tensors:
+        if "up_proj" in info.name:
+            layer = int(info.name.split(".")[2])
+            stored = checkpoint.matrix("mlp_up", layer)
+            assert isinstance(stored, torch.Tensor)
+            made = rounding.coded(stored, "mlp_up", layer)
+            assert info.dtype == KINDS[precision]
+            assert info.size_bytes == pytest.approx(made.num_bytes, rel=0.06)
+        if "embed" in info.name:
+            assert info.dtype == "F32"
+
+
+def test_loaded_spec_of_what_stays_is_the_same(tmp_path: Path) -> None:
+    spec = read_spec(llama(tmp_path / "plain"))
+    assert loaded_spec(spec) is spec
