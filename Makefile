@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test lint fix check clean
+.PHONY: help install model encoder demo test lint fix check clean
 
 help:  ## list these targets
 	@echo "make TARGET [ARGS=...]"
@@ -13,6 +13,9 @@ install:  ## make .venv and build the CPU kernels, each only if stale
 
 model: install  ## fetch the small model that the demo and the tests use
 	@$(RUN) packaging/dev/fetch_model.py
+
+encoder: install  ## fetch the small encoder that some tests use, and skip without
+	@$(RUN) packaging/dev/fetch_encoder.py
 
 demo: model  ## serve that model and ask it a question; ARGS=--once ends after the answer
 	@$(RUN) -m daemon.cli demo --model .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf $(ARGS)

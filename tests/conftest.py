@@ -27,9 +27,9 @@ def smollm_path() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_path() -> Path:
-    """The small real encoder's folder: $BAYARD_TEST_ENCODER, else .cache/models/all-minilm-l6-v2."""
+    """The small real encoder's folder: $BAYARD_TEST_ENCODER, else what `make encoder` fetched into .cache/models."""
     named = os.environ.get("BAYARD_TEST_ENCODER")
     path = Path(named) if named else ROOT / ".cache" / "models" / "all-minilm-l6-v2"
     if not (path / "config.json").is_file():
-        pytest.skip(f"{path} is not there: put the model's folder there, or set BAYARD_TEST_ENCODER")
+        pytest.skip(f"{path} is not there: run `make encoder`, or set BAYARD_TEST_ENCODER")
     return path
