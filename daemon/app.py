@@ -291,7 +291,7 @@ class Appliance:
         self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, self.serving.settlement)
         self.responses = ResponseArchive(self.store, settings.limits.stored_response_days)
         self.batches = BatchDesk(self.store, Shelf(settings.files_dir), settings.batches)
-        self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events)
+        self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events, room=parts.room.beside)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
         self.upkeep = Upkeep(

@@ -47,6 +47,7 @@ class EngineClient:
     def __init__(self, endpoint: str, context: zmq.asyncio.Context | None = None) -> None:
         self.endpoint = endpoint
         self.stats: WorkerStats | None = None
+        self.submitted_total = 0  # requests that a worker was asked for
         self.last_progress_mono = time.monotonic()  # moves when the worker's loop or its loading does
         self.on_progress: Callable[[LoadProgress], None] | None = None
         self.on_failed: Callable[[WorkerFailed], None] | None = None
@@ -100,6 +101,7 @@ class EngineClient:
             yield TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=self._closed_with)
             return
         self._streams[submit.request_id] = queue
+        self.submitted_total += 1
         finished = False
         try:
             if not await self._send(submit):

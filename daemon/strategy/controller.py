@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
+import msgspec
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from daemon.events import EventLog
+from daemon.planning.profile import Profile
 from daemon.planning.worker_config import same_shape, worker_config
 from daemon.store.base import utc_now
+from daemon.strategy.load_controller import LoadController
 from daemon.strategy.plans import Plans, SavedPlan
+from daemon.strategy.room import no_room
 from daemon.strategy.rules import Rules
 from daemon.strategy.schedule import Decision, Override, day_of, plan_at
+from daemon.strategy.switch import Room, Switcher
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
-from engine.errors import BayardError
+from engine.errors import BayardError, Conflict
 from engine.messages import Knobs, WorkerConfig
 
 PERIOD_S = 3.0
@@ -33,7 +39,7 @@ log = structlog.get_logger("bayard.strategy")
 class Workers(Protocol):
     """What the controller needs of the supervisor."""
 
-    async def want(self, name: str, config: WorkerConfig) -> None: ...
+    async def want(self, name: str, config: WorkerConfig, *, prove: bool = False) -> None: ...
     async def unwant(self, name: str, drain_s: float | None, reason: str) -> None: ...
     async def set_knobs(self, name: str, knobs: Knobs) -> None: ...
     def views(self) -> list[WorkerView]: ...
@@ -78,6 +84,8 @@ class PlanController:
         *,
         period_s: float = PERIOD_S,
         clock: Callable[[], datetime] = utc_now,
+        room: Room = no_room,
+        mono: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plans = plans
         self._rules = rules
@@ -91,7 +99,9 @@ class PlanController:
         self._announced: tuple[str | None, str] | None = None
         self._problem: str | None = None
         self._converged = False
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], str] = {}  # the model of each
+        self._load = LoadController(mono)
+        self._switcher = Switcher(supervisor, events, self._leave, room, mono)
         self.after_turn: Callable[[list[WorkerView]], None] = lambda views: None  # runs in a thread
 
     async def start(self) -> None:
@@ -178,7 +188,7 @@ class PlanController:
         """
         if changed_plans:
             await self.reconcile(f"model {model} left {', '.join(changed_plans)}")
-        leaving = [task for task in self._leaving if task.get_name() == model]
+        leaving = [task for task, of in self._leaving.items() if of == model]
         if leaving:
             await asyncio.wait(leaving, timeout=_UNLOAD_WAIT_S)
 
@@ -192,24 +202,23 @@ class PlanController:
         """What kept single workers from being as wanted; none of them holds up the others."""
         decision, plan = await asyncio.to_thread(self._desired)
         self._announce(decision)
-        desired = {} if plan is None else {p.model: worker_config(p) for p in plan.profiles}
+        wanted = {} if plan is None else {profile.model: profile for profile in plan.profiles}
         views = {view.name: view for view in self._supervisor.views()}
         moves = 0
-        for name in views:
-            if name not in desired:
+        for view in views.values():
+            if view.model not in wanted:
                 moves += 1
-                self._leave(name, f"plan {decision.plan} does not load it" if decision.plan else decision.reason)
+                self._leave(view, f"plan {decision.plan} does not load it" if decision.plan else decision.reason)
+        self._load.keep(wanted)
+        self._switcher.forget([view.model for view in views.values() if view.model not in wanted])
         problems = []
-        for name, config in desired.items():
+        for profile in wanted.values():
             try:
-                moves += await self._bring(name, config, views.get(name), decision)
+                moves += await self._bring(profile, views, decision)
             except BayardError as error:
                 problems.append(_told(error))
-        self._converged = (
-            not moves
-            and not problems
-            and all(name in views and views[name].state is WorkerState.READY for name in desired)
-        )
+        serving = {view.model for view in views.values() if view.state is WorkerState.READY}
+        self._converged = not moves and not problems and serving >= wanted.keys()
         return problems
 
     def _desired(self) -> tuple[Decision, SavedPlan | None]:
@@ -230,42 +239,60 @@ class PlanController:
         self._announced = (decision.plan, decision.reason)
         self._decision = decision
 
-    async def _bring(self, name: str, config: WorkerConfig, view: WorkerView | None, decision: Decision) -> int:
-        """One step for one worker; 0 if none was needed."""
-        why = f"plan {decision.plan}: {decision.reason}"
-        if self._is_leaving(name):
-            return 1  # a later tick starts it again, once it is gone
-        if view is None:
-            self._events.publish("worker", name, None, "wanted", why)
-            await self._supervisor.want(name, config)
+    async def _bring(self, profile: Profile, views: dict[str, WorkerView], decision: Decision) -> int:
+        """One step for one model; 0 if none was needed. Raises: BayardError where it cannot be as wanted."""
+        model, why = profile.model, f"plan {decision.plan}: {decision.reason}"
+        mine = [view for view in views.values() if view.model == model and not self._is_leaving(view.name)]
+        config = worker_config(profile)
+        if (switch := self._switcher.current(model)) is not None:
+            await self._switcher.step(switch, config, views)
             return 1
-        if not same_shape(view.config, config):
-            reason = f"{why}; the running worker has another shape: it is drained and started anew"
-            self._events.publish("worker", name, "wanted", "wanted", reason, move="restart")
-            await self._supervisor.want(name, config)
+        if not mine:
+            if self._is_leaving(model):
+                return 1  # a later tick starts it again, once it is gone
+            move = self._load.knobs(profile, None)
+            config = config if move is None else msgspec.structs.replace(config, knobs=move.knobs)
+            self._events.publish("worker", model, None, "wanted", why)
+            await self._supervisor.want(model, config)
+            self._switcher.promise(model, profile)
             return 1
-        if view.config.knobs != config.knobs:
-            before = view.config.knobs
-            await self._supervisor.set_knobs(name, config.knobs)
-            reason = f"knobs moved in place; {why}"
-            self._events.publish("worker", name, _spelled(before), _spelled(config.knobs), reason, move="knobs")
+        current = mine[0]
+        for surplus in mine[1:]:
+            self._leave(surplus, f"{current.name} serves {model} alone")
+        if not same_shape(current.config, config):
+            if (failed := self._switcher.failure(model, config)) is not None:
+                raise Conflict(failed)
+            await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
             return 1
-        return 0
+        return await self._set_knobs(profile, current, why)
 
-    def _is_leaving(self, name: str) -> bool:
-        return any(task.get_name() == name for task in self._leaving)
+    async def _set_knobs(self, profile: Profile, view: WorkerView, why: str) -> int:
+        """The plan's own knobs, or those that the load asks for within its bounds."""
+        move = self._load.knobs(profile, view)
+        knobs = profile.knobs if move is None else move.knobs
+        before = view.config.knobs
+        if before == knobs:
+            return 0
+        await self._supervisor.set_knobs(view.name, knobs)
+        reason = f"knobs moved in place; {why}" if move is None else f"knobs moved in place; {move.reason}; {why}"
+        kind = "knobs" if move is None else "load"
+        self._events.publish("worker", view.name, _spelled(before), _spelled(knobs), reason, move=kind)
+        return 1
 
-    def _leave(self, name: str, reason: str) -> None:
+    def _is_leaving(self, worker: str) -> bool:
+        return any(task.get_name() == worker for task in self._leaving)
+
+    def _leave(self, view: WorkerView, reason: str) -> None:
         """Drain a worker without holding up the tick."""
-        if self._is_leaving(name):
+        if self._is_leaving(view.name):
             return
-        self._events.publish("worker", name, "wanted", "unwanted", reason)
-        task = asyncio.create_task(self._supervisor.unwant(name, None, reason), name=name)
-        self._leaving.add(task)
+        self._events.publish("worker", view.name, "wanted", "unwanted", reason)
+        task = asyncio.create_task(self._supervisor.unwant(view.name, None, reason), name=view.name)
+        self._leaving[task] = view.model
         task.add_done_callback(self._left)
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        self._leaving.discard(task)
+        self._leaving.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("drain_failed", worker=task.get_name(), error=str(error))
             self._note_problem(f"worker {task.get_name()} could not be drained: {error}")

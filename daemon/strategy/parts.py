@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from daemon.events import EventLog
 from daemon.models.aliases import Aliases
 from daemon.models.registry import ModelRegistry
+from daemon.planning.install import EngineInstall
 from daemon.planning.measurements import Measurements
 from daemon.settings import Settings
 from daemon.store.session import Store
 from daemon.strategy.desk import OwnMemory, PlanningDesk
 from daemon.strategy.plans import OPERATOR, Plans
+from daemon.strategy.room import MachineRoom
 from daemon.strategy.rules import Rules
 from daemon.workers.view import WorkerView
 
@@ -25,6 +27,7 @@ class StrategyParts:
     rules: Rules
     measurements: Measurements
     desk: PlanningDesk
+    room: MachineRoom
 
 
 def build_parts(
@@ -45,11 +48,12 @@ def build_parts(
         detect=hwdetect.detect,
         own_memory=lambda: own_memory(views()),
     )
+    room = MachineRoom(hwdetect.detect, EngineInstall.here())
     models.on_imported = desk.add_imported
     models.on_adapter = desk.add_adapter
     aliases = Aliases(store, events)
     models.users_of = lambda name: users_of(name, plans, views()) + [f"alias {alias}" for alias in aliases.of(name)]
-    return StrategyParts(models, aliases, plans, Rules(store, events, settings), measurements, desk)
+    return StrategyParts(models, aliases, plans, Rules(store, events, settings), measurements, desk, room)
 
 
 def own_memory(views: list[WorkerView]) -> OwnMemory:

@@ -20,6 +20,7 @@ from daemon.workers.backoff import Backoff
 from daemon.workers.device_memory import DeviceMemory
 from daemon.workers.history import History
 from daemon.workers.incarnation import Incarnation, Launch, log_path
+from daemon.workers.proof import prove
 from daemon.workers.states import WorkerState, may_become
 from daemon.workers.view import ExitInfo, WorkerView
 from engine.errors import BayardError, WorkerLost
@@ -59,6 +60,7 @@ class ManagedWorker:
         self.config = config
         self.state = WorkerState.STOPPED
         self.wanted = True
+        self.proves = False  # whether a test generation comes before traffic
         self._serials = serials
         self._launch = launch
         self._settings = settings
@@ -150,6 +152,7 @@ class ManagedWorker:
             last_log_lines=self._last_log_lines,
             retry_in_s=max(0.0, self._retry_mono - now_mono) if self._retry_mono is not None else None,
             log_path=log_path(self._launch.logs_dir, self.name),
+            submitted_total=now.client.submitted_total if now else 0,
         )
 
     async def _run(self) -> None:
@@ -235,6 +238,8 @@ class ManagedWorker:
             return
         assert now.ready is not None
         self._on_warming()
+        if self.proves and not await prove(now, self._stop):
+            return
         if not await self._open_traffic(now, now.ready):
             return
         self._history.was_ready(run_id, now.pid)

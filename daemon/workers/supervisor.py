@@ -70,8 +70,10 @@ class Supervisor:
         self._numbers = itertools.count(1)
         self._stopping = False
 
-    async def want(self, name: str, config: WorkerConfig) -> None:
+    async def want(self, name: str, config: WorkerConfig, *, prove: bool = False) -> None:
         """Keep a worker of this name and configuration running; worker_id and endpoint are filled in here.
+
+        prove: with a test generation before it takes requests.
 
         One that already runs so is left alone; one that differs in its knobs alone is changed in place; one that
         differs in more is drained and started anew. Returns at once.
@@ -86,6 +88,7 @@ class Supervisor:
             self._workers[name] = ManagedWorker(
                 config, self._serial, self._launch, self._settings, self._events, self.history, self._traffic
             )
+            self._workers[name].proves = prove
             return
         if not worker.wanted:
             raise Conflict(f"worker {name} is being stopped.", "Wait until it is gone.")
@@ -97,6 +100,7 @@ class Supervisor:
             self._events.publish("worker", name, worker.state, worker.state, "knobs changed", **_plain(config.knobs))
             return
         worker.config = config
+        worker.proves = prove
         if worker.state is WorkerState.SLEEPING:
             return  # it starts so when it is woken
         worker.ask_stop(self._settings.stop_grace_s, "its configuration changed", wanted=True)

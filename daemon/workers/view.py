@@ -52,3 +52,4 @@ class WorkerView:
     last_log_lines: tuple[str, ...]  # of the last start that failed
     retry_in_s: float | None  # BACKOFF only
     log_path: Path
+    submitted_total: int = 0  # requests given to the present process

@@ -1,0 +1,91 @@
+"""Load: what one model's workers are asked to do, smoothed, from the counters of successive moments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from daemon.workers.view import WorkerView
+
+SMOOTHING_S = 10.0  # a change is seen to two thirds after so long
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """Counters at one moment; totals are of the present process."""
+
+    at_mono: float
+    pid: int | None
+    submitted_total: int
+    inflight: int
+    running: int
+    waiting: int
+    prompt_tokens_total: int
+    output_tokens_total: int
+    pages_share: float  # of all KV pages, what live requests hold
+
+    @classmethod
+    def of(cls, view: WorkerView, now_mono: float) -> LoadSample | None:
+        """None where the worker has said nothing yet."""
+        stats = view.stats
+        if stats is None:
+            return None
+        share = stats.kv_pages_active / stats.kv_pages_total if stats.kv_pages_total else 0.0
+        return cls(
+            now_mono,
+            view.pid,
+            view.submitted_total,
+            max(view.inflight, stats.running + stats.waiting),
+            stats.running,
+            stats.waiting,
+            stats.prompt_tokens_total,
+            stats.output_tokens_total,
+            share,
+        )
+
+
+@dataclass(slots=True)
+class Load:
+    """Exponentially weighted means. Mutable. Owner: one model's entry in the LoadController."""
+
+    smoothing_s: float = SMOOTHING_S
+    demand: float = 0.0  # streams that run or wait
+    queue: float = 0.0
+    running: float = 0.0
+    arrivals_per_s: float = 0.0
+    prompt_tok_s: float = 0.0
+    output_tok_s: float = 0.0
+    pages_share: float = 0.0
+    last: LoadSample | None = None
+
+    def note(self, sample: LoadSample) -> None:
+        """Take one more moment into account. A new process, or a clock that stood still, begins its rates anew."""
+        last, self.last = self.last, sample
+        if last is None:
+            self.demand, self.queue, self.running = float(sample.inflight), float(sample.waiting), float(sample.running)
+            self.pages_share = sample.pages_share
+            return
+        elapsed_s = sample.at_mono - last.at_mono
+        if elapsed_s <= 0:
+            self.last = last
+            return
+        weight = 1.0 - math.exp(-elapsed_s / self.smoothing_s)
+        self.demand += weight * (sample.inflight - self.demand)
+        self.queue += weight * (sample.waiting - self.queue)
+        self.running += weight * (sample.running - self.running)
+        self.pages_share += weight * (sample.pages_share - self.pages_share)
+        if sample.pid != last.pid or sample.output_tokens_total < last.output_tokens_total:
+            return  # totals of another process
+        arrived = (sample.submitted_total - last.submitted_total) / elapsed_s
+        prompt = (sample.prompt_tokens_total - last.prompt_tokens_total) / elapsed_s
+        output = (sample.output_tokens_total - last.output_tokens_total) / elapsed_s
+        self.arrivals_per_s += weight * (arrived - self.arrivals_per_s)
+        self.prompt_tok_s += weight * (prompt - self.prompt_tok_s)
+        self.output_tok_s += weight * (output - self.output_tok_s)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.demand:.1f} streams wanted ({self.running:.1f} run, {self.queue:.1f} wait), "
+            f"{self.arrivals_per_s:.2f} requests/s, {self.prompt_tok_s:,.0f} prompt and {self.output_tok_s:,.0f} "
+            "output tok/s"
+        )

@@ -1,0 +1,168 @@
+"""Switches of shape against a fake supervisor: beside, drain-first, failed and called off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from daemon.events import EventLog
+from daemon.planning.live_bounds import LiveBounds
+from daemon.planning.profile import Profile
+from daemon.planning.strategy import Strategy
+from daemon.strategy.controller import PlanController
+from daemon.strategy.gap import predicted_gap_s
+from daemon.strategy.plans import Plans, SavedPlan
+from daemon.strategy.room import RoomAnswer
+from daemon.strategy.rules import Rules
+from daemon.workers.states import WorkerState
+from daemon.workers.view import WorkerView
+from engine.messages import WorkerReady, WorkerStats
+from tests.fakes.strategy_parts import FakeWorkers
+
+MakeProfile = Callable[..., Profile]
+Save = Callable[..., SavedPlan]
+
+
+class Room:
+    def __init__(self) -> None:
+        self.fits = True
+
+    def __call__(self, profile: Profile, views: Sequence[WorkerView], promised: Mapping[str, int]) -> RoomAnswer:
+        return RoomAnswer(self.fits, "as the test says")
+
+
+class Bench:
+    def __init__(self, plans: Plans, rules: Rules, events: EventLog) -> None:
+        self.plans, self.events = plans, events
+        self.workers, self.room, self.now = FakeWorkers(), Room(), 100.0
+        self.controller = PlanController(plans, rules, self.workers, events, room=self.room, mono=lambda: self.now)
+
+    async def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += 3.0
+            await self.controller.reconcile("test")
+
+    def switches(self) -> list[str]:
+        return [str(event.to_state) for event in self.events.recent() if event.kind == "switch"]
+
+
+@pytest.fixture
+async def bench(plans: Plans, rules: Rules, events: EventLog, profile: MakeProfile, saved: Save) -> Bench:
+    saved("a", profile())
+    saved("b", profile(context=8192))
+    plans.set_default("a", "test")
+    made = Bench(plans, rules, events)
+    await made.turn(2)
+    return made
+
+
+async def test_new_shape_that_fits_beside_is_proven_before_the_old_leaves(bench: Bench) -> None:
+    bench.workers.states["small@2"] = WorkerState.STARTING
+    bench.plans.set_default("b", "test")
+    await bench.turn(2)
+    assert set(bench.workers.configs) == {"small", "small@2"}
+    assert bench.workers.proven == {"small@2"}
+    assert bench.switches() == ["beside"]
+    bench.workers.states["small@2"] = WorkerState.READY
+    await bench.turn(3)
+    assert set(bench.workers.configs) == {"small@2"}
+    assert bench.workers.configs["small@2"].max_context_tokens == 8192
+    assert bench.switches() == ["beside", "switched"]
+    assert bench.controller.view().converged
+    bench.plans.set_default("a", "test")
+    await bench.turn(4)
+    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 4096}
+
+
+async def test_worker_that_fails_beside_is_taken_away_and_the_old_goes_on(bench: Bench) -> None:
+    bench.workers.states["small@2"] = WorkerState.STARTING
+    bench.plans.set_default("b", "test")
+    await bench.turn()
+    bench.workers.states["small@2"] = WorkerState.BACKOFF
+    await bench.turn(3)
+    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 4096}
+    assert bench.switches() == ["beside", "rolled-back"]
+    view = bench.controller.view()
+    assert not view.converged
+    assert "the worker from before goes on" in (view.problem or "")
+    await bench.turn(10)
+    assert bench.switches() == ["beside", "rolled-back"]
+    bench.now += 600
+    bench.workers.states["small@2"] = WorkerState.READY
+    await bench.turn(3)
+    assert bench.switches() == ["beside", "rolled-back", "beside", "switched"]
+
+
+async def test_no_room_drains_first_with_the_gap_predicted(bench: Bench) -> None:
+    bench.room.fits = False
+    bench.plans.set_default("b", "test")
+    await bench.turn(3)
+    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 8192}
+    assert bench.switches() == ["drain-first", "switched"]
+    begun = next(event for event in bench.events.recent() if event.to_state == "drain-first")
+    assert begun.fields["predicted_gap_s"] > 0
+    assert "a gap of about" in begun.reason
+
+
+async def test_failure_after_draining_goes_back_to_the_old_shape(bench: Bench) -> None:
+    bench.room.fits = False
+    bench.plans.set_default("b", "test")
+    bench.workers.states["small"] = WorkerState.READY
+    await bench.turn()
+    bench.workers.states["small"] = WorkerState.BACKOFF
+    bench.workers.restarts["small"] = 1
+    await bench.turn()
+    bench.workers.states["small"] = WorkerState.READY
+    await bench.turn(2)
+    assert bench.workers.configs["small"].max_context_tokens == 4096
+    assert bench.switches() == ["drain-first", "rolled-back"]
+
+
+async def test_plan_that_changes_in_mid_switch_calls_it_off(bench: Bench) -> None:
+    bench.workers.states["small@2"] = WorkerState.STARTING
+    bench.plans.set_default("b", "test")
+    await bench.turn(2)
+    bench.plans.set_default("a", "test")
+    await bench.turn(4)
+    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 4096}
+    assert bench.switches() == ["beside", "called-off"]
+    assert bench.controller.view().converged
+
+
+async def test_worker_that_serves_nobody_is_started_anew_without_a_switch(bench: Bench) -> None:
+    bench.workers.states["small"] = WorkerState.LATCHED
+    bench.plans.set_default("b", "test")
+    await bench.turn()
+    assert bench.workers.configs["small"].max_context_tokens == 8192
+    assert bench.switches() == []
+
+
+async def test_load_moves_the_knobs_of_an_adaptive_plan_with_its_reason(
+    bench: Bench, profile: MakeProfile, saved: Save
+) -> None:
+    few, many = profile(), profile(strategy=Strategy.THROUGHPUT)
+    saved("a", replace(few, bounds=LiveBounds(few.knobs, many.knobs)))
+    bench.workers.stats["small"] = WorkerStats(running=4, waiting=60)
+    await bench.turn(12)
+    assert bench.workers.configs["small"].knobs == many.knobs
+    moves = [event for event in bench.events.recent() if event.fields.get("move") == "load"]
+    assert moves
+    assert "streams wanted" in moves[0].reason
+    bench.workers.stats["small"] = WorkerStats()
+    await bench.turn(30)
+    assert bench.workers.configs["small"].knobs == few.knobs
+    assert bench.controller.view().converged
+
+
+def test_gap_is_predicted_from_what_the_last_start_took(bench: Bench, profile: MakeProfile) -> None:
+    view = bench.workers.views()[0]
+    one, double = profile(), profile()
+    weights = one.memory.of("weights")
+    ready = WorkerReady(3, 1, "small", "cpu", 1, 1, 16, load_s=2.0, read_bytes=weights, read_s=1.0)
+    items = tuple(replace(i, size_bytes=i.size_bytes * 2) if i.name == "weights" else i for i in double.memory.items)
+    double = replace(double, memory=replace(double.memory, items=items))
+    seen = replace(view, ready=ready)
+    grown = predicted_gap_s(seen, double, []) - predicted_gap_s(seen, one, [])
+    assert grown == pytest.approx(1.0, rel=0.01)
