@@ -80,7 +80,10 @@ class Box:
     def admin(self, path: str) -> Any:
         transport = httpx.HTTPTransport(uds=str(self.state_dir / "run" / "admin.sock"))
         with httpx.Client(transport=transport, base_url="http://bayard", timeout=10) as client:
-            return client.get(f"/admin/v1/{path}").raise_for_status().json()
+            answer = client.get(f"/admin/v1/{path}")
+            if answer.status_code >= 500:
+                raise RuntimeError(f"{answer.text}\n{(self.state_dir / 'serve.log').read_text()[-6000:]}")
+            return answer.raise_for_status().json()
 
     def until(self, what: Callable[[], bool], seconds: float = 30.0) -> float:
         begun = time.monotonic()
