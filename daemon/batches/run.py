@@ -14,7 +14,7 @@ from daemon.batches.lines import RequestLine
 from daemon.batches.records import BatchRecord, BatchState, LineError
 from daemon.store.base import utc_now
 from daemon.tenants.principal import Principal
-from engine.errors import NotFound
+from engine.errors import NotFound, PermissionDenied, Unauthenticated
 
 PRIORITY = 1000  # below every tenant's
 LONGEST_PAUSE_S = 15.0  # a limit may be changed meanwhile
@@ -34,10 +34,6 @@ class LineAnswer:
 Ask = Callable[[Principal, str, bytes], Awaitable[LineAnswer]]
 
 
-class KeyGone(Exception):
-    """The key that made the batch may not generate any more."""
-
-
 class BatchRun:
     """Owner: the BatchRunner, as one task. may_begin waits until a line may begin, and holds a place for it."""
 
@@ -46,7 +42,7 @@ class BatchRun:
         desk: BatchDesk,
         record: BatchRecord,
         ask: Ask,
-        principal_of: Callable[[str], Principal | None],
+        principal_of: Callable[[str], Principal],
         may_begin: Callable[[], Awaitable[None]],
         done_with: Callable[[], None],
         tell: Callable[[BatchRecord, BatchState], None],
@@ -122,9 +118,8 @@ class BatchRun:
     async def _finish(self, beginning: asyncio.Task[None]) -> None:
         try:
             beginning.result()
-        except KeyGone:
-            told = "The key that made the batch was revoked, has expired, or its tenant is suspended."
-            await self.fail(LineError("key_gone", told))
+        except Unauthenticated:
+            await self.fail(LineError("key_gone", "The key that made the batch was revoked or has expired."))
             return
         await self._enter(BatchState.FINALIZING, completed=self.record.completed, failed=self.record.failed)
 
@@ -140,7 +135,10 @@ class BatchRun:
         return good | bad
 
     async def _begin_lines(self, answered: set[str]) -> None:
-        """Returns when every line is answered. Raises: KeyGone; and whatever a line's task raised: a fault of ours"""
+        """Returns when every line is answered.
+
+        Raises: Unauthenticated when the key is gone; and whatever else a line's task raised: a fault of ours
+        """
         todo = lines.lines_of(self._desk.shelf.path(self.record.input_file_id))
         while (found := await asyncio.to_thread(next, todo, None)) is not None:
             line = lines.read_line(found[1])
@@ -166,16 +164,28 @@ class BatchRun:
         file_id = self.record.output_file_id if good else self.record.error_file_id
         assert file_id is not None
         data = lines.answer_line(line.custom_id, answer.status, answer.request_id, answer.body)
-        self._desk.shelf.append(file_id, data)  # not in a thread: a cancel must not come between it and the count
+        await self._write(file_id, data)
         done, failed = self.record.completed + int(good), self.record.failed + int(not good)
         self.record = replace(self.record, completed=done, failed=failed)
         self._changed = True
 
+    async def _write(self, file_id: str, data: bytes) -> None:
+        """Not in a thread: no cancel may come between the last of it and what follows. A full disk is waited for."""
+        while True:
+            try:
+                self._desk.shelf.append(file_id, data)
+                return
+            except OSError as error:
+                log.warning("batch_not_written", error=error.strerror or str(error), **self.record.facts)
+                await asyncio.sleep(LONGEST_PAUSE_S)
+
     async def _answer_of(self, line: RequestLine) -> LineAnswer:
         while True:
-            principal = self._principal_of(self.record.key_id)
-            if principal is None:
-                raise KeyGone
+            try:
+                principal = self._principal_of(self.record.key_id)
+            except PermissionDenied:  # suspended: it may be taken up again
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                continue
             answer = await self._ask(replace(principal, priority=PRIORITY), self.record.endpoint, bytes(line.body))
             if answer.retry_s is None:
                 return answer

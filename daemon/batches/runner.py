@@ -15,7 +15,7 @@ from daemon.batches.run import Ask, BatchRun
 from daemon.events import EventLog
 from daemon.store.base import utc_now
 from daemon.tenants.principal import Principal
-from engine.errors import BayardError
+from engine.errors import BayardError, NotFound
 
 LOOK_EVERY_S = 2.0
 TIDY_EVERY_S = 3600.0
@@ -31,7 +31,7 @@ class BatchRunner:
         self,
         desk: BatchDesk,
         ask: Ask,
-        principal_of: Callable[[str], Principal | None],
+        principal_of: Callable[[str], Principal],
         busy: Callable[[], bool],
         closed: Callable[[], bool],
         events: EventLog | None,
@@ -109,12 +109,20 @@ class BatchRunner:
         """The border of one batch: a fault ends it as failed, and the others go on."""
         try:
             await run.run()
+        except NotFound:
+            log.info("batch_gone", **run.record.facts)  # with its tenant
         except Exception:
             log.exception("batch_broke", **run.record.facts)
-            await run.fail(LineError("internal_error", "Bayard failed on this batch; the daemon's log names it."))
+            await self._fail(run)
         finally:
             self._runs.pop(run.record.id, None)
             self._wake.set()
+
+    async def _fail(self, run: BatchRun) -> None:
+        try:
+            await run.fail(LineError("internal_error", "Bayard failed on this batch; the daemon's log names it."))
+        except (BayardError, OSError) as error:  # the next look finds it open, and begins it again
+            log.warning("batch_not_ended", error=str(error), **run.record.facts)
 
     async def _may_begin(self) -> None:
         await self._places.acquire()

@@ -26,14 +26,22 @@ class Shelf:
         return self._folder / f"{file_id}.jsonl"
 
     def append(self, file_id: str, data: bytes) -> None:
-        """A whole line, in one write: what a crash cuts off is seen by its missing end."""
+        """All of data or nothing, where the disk refuses; what a crash cuts off is seen by its missing end.
+
+        Raises: OSError
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         number = os.open(self.path(file_id), flags, 0o600)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(number, view) :]
+            before = os.fstat(number).st_size
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(number, view) :]
+            except OSError:
+                os.ftruncate(number, before)
+                raise
         finally:
             os.close(number)
 

@@ -187,13 +187,17 @@ class TenantService:
                 quota = quotas.day if period is Period.DAY else quotas.month
                 quota.window(now).used += tokens
 
-    def principal_of(self, key_id: str) -> Principal | None:
-        """Who a key stands for now; None where it may not generate any more."""
+    def principal_of(self, key_id: str) -> Principal:
+        """Who a key stands for now, for work that goes on without its client.
+
+        Raises: Unauthenticated once it may not generate any more; PermissionDenied while its tenant is suspended
+        """
         for key, principal in self._principals.values():
-            if key.id == key_id:
-                good = key.usable_at(utc_now()) and may(principal.role, Need.INFERENCE)
-                return principal if good and principal.tenant_id not in self._suspended else None
-        return None
+            if key.id == key_id and key.usable_at(utc_now()) and may(principal.role, Need.INFERENCE):
+                if principal.tenant_id in self._suspended:
+                    raise PermissionDenied(f"The tenant {principal.tenant_name} is suspended.")
+                return principal
+        raise Unauthenticated(f"The key {key_id} was revoked or has expired.")
 
     async def _change(self, fn: Callable[[Session], R]) -> R:
         result = await self._store.write(fn)

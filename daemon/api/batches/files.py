@@ -9,9 +9,9 @@ from daemon.api.batches.pages import page
 from daemon.api.batches.upload import Upload, whole_number
 from daemon.api.exchange import Exchange
 from daemon.api.openai.reply import encode
-from daemon.batches.desk import LONGEST_EXPIRY_S, PURPOSE, SHORTEST_EXPIRY_S
+from daemon.batches.desk import LONGEST_EXPIRY_S, PURPOSE, SHORTEST_EXPIRY_S, BatchDesk
 from daemon.batches.records import FileRecord
-from engine.errors import BayardError, InvalidParameter, NotFound
+from engine.errors import BayardError, InvalidParameter, NotFound, StoreError
 
 READ_BYTES = 256 << 10
 FRAME_BYTES = 64 << 10  # beyond the file itself: boundaries and fields
@@ -26,7 +26,7 @@ async def upload(exchange: Exchange) -> None:
     file_id = desk.shelf.new_id()
     told = exchange.header(b"content-length")
     try:
-        form = Upload(exchange.header(b"content-type"), lambda data: desk.shelf.append(file_id, data))
+        form = Upload(exchange.header(b"content-type"), lambda data: _append(desk, file_id, data))
         await desk.check_room(principal, int(told) if told is not None and told.isdigit() else 0)
         async for chunk in exchange.chunks(desk.settings.max_file_bytes + FRAME_BYTES):
             await form.feed(chunk)
@@ -90,6 +90,15 @@ async def file_content(exchange: Exchange) -> None:
         await exchange.write(b"", more=False)
     finally:
         file.close()
+
+
+def _append(desk: BatchDesk, file_id: str, data: bytes) -> None:
+    try:
+        desk.shelf.append(file_id, data)
+    except OSError as error:
+        raise StoreError(
+            f"The file cannot be written: {error.strerror or error}.", "An operator has to look at the disk."
+        ) from error
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:

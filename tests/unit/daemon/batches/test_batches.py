@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +17,7 @@ from zoneinfo import ZoneInfo
 import httpx
 import openai
 import pytest
+from sqlalchemy import delete
 
 from daemon.api.batches.running import build_runner
 from daemon.api.http import build_app
@@ -25,6 +28,7 @@ from daemon.batches.run import PRIORITY
 from daemon.batches.runner import BatchRunner
 from daemon.settings import BatchSettings
 from daemon.store.base import utc_now
+from daemon.store.schema import Tenant
 from daemon.tenants.limits import TenantLimits
 from engine.errors import InvalidParameter
 from tests.fakes.fake_engine import FakeEngine
@@ -386,3 +390,75 @@ def test_hours_include_their_begin_and_not_their_end(hours: str, at: str, inside
 def test_hours_that_are_none_are_refused(hours: str) -> None:
     with pytest.raises(ValueError, match="idle"):
         read_hours(hours)
+
+
+async def test_hours_that_are_not_now_begin_nothing(tmp_path: Path) -> None:
+    async with fake_services(tmp_path) as services:
+        clock = utc_now().astimezone(ZoneInfo("UTC"))
+        later = [(clock + timedelta(hours=hours)).strftime("%H:%M") for hours in (2, 3)]
+        schedule = services.settings.schedule.model_copy(update={"timezone": "UTC"})
+        services.settings = services.settings.model_copy(update={"schedule": schedule})
+        services.batches.settings = BatchSettings(hours="-".join(later))
+        async with (
+            http_server(build_app(services)) as url,
+            openai.AsyncOpenAI(base_url=url + "/v1", api_key=services.key) as client,
+            running(services),
+        ):
+            batch = await begin(client, line(0))
+            await asyncio.sleep(0.6)
+            assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+            assert not services.engine.submitted
+
+
+async def test_suspended_tenant_waits_and_goes_on(
+    client: openai.AsyncOpenAI, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.batches.run.LONGEST_PAUSE_S", 0.05)
+    batch = await begin(client, line(0))
+    await services.tenants.suspend(TESTER, "demo")
+    async with running(services):
+        await asyncio.sleep(0.5)
+        assert not services.engine.submitted
+        await services.tenants.resume(TESTER, "demo")
+        assert (await ended(client, batch.id)).status == "completed"
+
+
+async def test_full_disk_is_waited_for(
+    client: openai.AsyncOpenAI, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.batches.run.LONGEST_PAUSE_S", 0.05)
+    batch = await begin(client, line(0), line(1))
+    full = [True]
+    write = os.write
+
+    def limited(number: int, data: Any) -> int:
+        """Half of it goes in, then the disk is full."""
+        if full[0] and os.readlink(f"/proc/self/fd/{number}").endswith(".jsonl"):
+            if len(data) > 64:
+                return write(number, data[:32])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(number, data)
+
+    monkeypatch.setattr("daemon.batches.shelf.os.write", limited)
+    async with running(services):
+        await asyncio.sleep(0.5)
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        with pytest.raises(openai.InternalServerError, match="No space left"):
+            await client.files.create(file=("x.jsonl", jsonl(line(0))), purpose="batch")
+        full[0] = False
+        done = await ended(client, batch.id)
+    assert len(await answers(client, done.output_file_id)) == 2
+
+
+async def test_batch_of_a_tenant_that_is_gone_ends(client: openai.AsyncOpenAI, services: FakeServices) -> None:
+    services.engine.token_s = 0.01
+    async with running(services) as runner:
+        batch = await begin(client, *(line(number) for number in range(50)))
+        async with asyncio.timeout(5):
+            while not services.engine.submitted:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await services.store.write(lambda session: session.execute(delete(Tenant)) and None)
+        async with asyncio.timeout(10):
+            while runner.active:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    assert batch.id
