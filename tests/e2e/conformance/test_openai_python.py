@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -204,3 +204,36 @@ def test_connection_is_reused_after_errors(client: openai.OpenAI, http: httpx.Cl
         with pytest.raises(openai.BadRequestError):
             say(client, temperature=2.5)
     assert say(client, max_completion_tokens=1).choices
+
+
+class Weather(pydantic.BaseModel):
+    """Of a city"""
+
+    city: Literal["Rome", "Paris"]
+    days: int = pydantic.Field(ge=1, le=9)
+
+
+def test_stream_helpers_parse_as_whole_answers_do(client: openai.OpenAI) -> None:
+    fields: Any = {"model": MODEL, "temperature": 0}
+    with (
+        client.chat.completions.stream(**fields, messages=HI, max_tokens=80, response_format=Weather) as chunks,
+        client.responses.stream(**fields, input="hi", max_output_tokens=80, text_format=Weather) as events,
+    ):
+        chat = chunks.get_final_completion().choices[0].message.parsed
+        response = events.get_final_response().output_parsed
+    whole = client.responses.parse(**fields, input="hi", max_output_tokens=80, text_format=Weather)
+    assert isinstance(chat, Weather)
+    assert response == whole.output_parsed
+    with client.chat.completions.stream(
+        **fields,
+        messages=HI,
+        max_tokens=120,
+        n=2,
+        tools=[openai.pydantic_function_tool(Weather)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    ) as stream:
+        choices = stream.get_final_completion().choices
+    for choice in choices:
+        (call,) = choice.message.tool_calls or ()
+        assert isinstance(call.function.parsed_arguments, Weather)
