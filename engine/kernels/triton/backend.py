@@ -40,6 +40,8 @@ def implementations() -> Iterable[Implementation]:
     def for_pages(query: OpQuery) -> str | None:
         if query.head_dim > 256:
             return f"head_dim is {query.head_dim}; the kernel holds up to 256"
+        if query.kv_dtype in ("fp8", "int8"):
+            return f"the kernel reads no cache of {query.kv_dtype}"
         return on_gpu(query)
 
     def for_plain_weights(query: OpQuery) -> str | None:
@@ -51,6 +53,12 @@ def implementations() -> Iterable[Implementation]:
         if query.weight_kind not in CODED_KINDS:
             return f"{query.weight_kind} weights have no decoder in registers"
         return on_gpu(query)
+
+    def for_coded_experts(query: OpQuery) -> str | None:
+        other = next(
+            (k for k in (query.weight_kind, query.down_kind) if k not in CODED_KINDS or k == "int8_mixed"), None
+        )
+        return on_gpu(query) if other is None else f"experts of {other} weights have no decoder in tiles"
 
     def for_fp8(query: OpQuery) -> str | None:
         if query.weight_kind not in ("fp8", "FP8_B128") or query.activation != "fp8" or query.dtype == "float32":
@@ -88,6 +96,8 @@ def implementations() -> Iterable[Implementation]:
     yield offer("gelu_mul", on_gpu, "norms")
     run, pack = (Deferred("engine.kernels.triton.experts", name) for name in ("experts", "pack"))
     yield Implementation("experts", "triton", PRIORITY, for_plain_weights, run, pack, "grouped")
+    run, pack = (Deferred("engine.kernels.triton.quant_experts", name) for name in ("experts", "pack"))
+    yield Implementation("experts", "triton-codes", PRIORITY, for_coded_experts, run, pack, "grouped, decoded in tiles")
     yield offer("latent_write", on_gpu, "latent")
     yield offer("paged_latent_attention", on_gpu, "latent")
     yield offer("paged_attention", for_pages, "attention")

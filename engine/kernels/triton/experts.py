@@ -7,6 +7,8 @@ Forms: plain weights of the activations' type. `pairs` are (token, choice), P = 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -266,29 +268,45 @@ def _many(
 ) -> torch.Tensor:
     tokens, depth = x.shape
     pairs, count, width = ids.numel(), gate_up.num_experts, gate_up.rows // 2
+    found = sorted_pairs(ids, count)
+    block_m = found.block_m
+    inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
+    parts = torch.empty(pairs, depth, dtype=torch.float32 if x.dtype == torch.float32 else x.dtype, device=x.device)
+    steps = count.bit_length() + 1
+    block_n, block_k, warps, stages = (64, 128, 4, 3) if block_m <= 32 else (128, 64, 8, 3)
+    _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
+        x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
+        *found.tensors, count, width, depth, ids.shape[1], activation, gate_up_bias is not None,
+        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    _down_kernel[(found.tiles, triton.cdiv(depth, block_n))](
+        inner, down.weight, down.weight if down_bias is None else down_bias, weights, parts,
+        *found.tensors, count, depth, width, down_bias is not None,
+        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return parts.view(tokens, ids.shape[1], depth).sum(dim=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedPairs:
+    """Pairs in the order of their experts, and how many tiles of block_m rows they take at most."""
+
+    tensors: tuple[torch.Tensor, ...]  # order, counts, starts, tile_ends, as the kernels take them
+    block_m: int
+    tiles: int
+
+
+def sorted_pairs(ids: torch.Tensor, count: int) -> SortedPairs:
+    """Shapes: ids [T, A] int32 below count"""
+    pairs = ids.numel()
     block_m = tile_rows(pairs, count)
-    order = torch.empty(pairs, dtype=torch.int32, device=x.device)
-    counts, starts, tile_ends = torch.empty(3, count, dtype=torch.int32, device=x.device).unbind()
+    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
+    counts, starts, tile_ends = torch.empty(3, count, dtype=torch.int32, device=ids.device).unbind()
     block = min(4096, max(16, triton.next_power_of_2(pairs)))
     _count_kernel[(count,)](ids, counts, pairs, block, num_warps=4)
     _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, triton.next_power_of_2(count), num_warps=1)
     _place_kernel[(count,)](ids, starts, order, pairs, block, num_warps=4)
-    inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
-    parts = torch.empty(pairs, depth, dtype=torch.float32 if x.dtype == torch.float32 else x.dtype, device=x.device)
-    tiles = min(pairs, pairs // block_m + count)
-    steps = count.bit_length() + 1
-    block_n, block_k, warps, stages = (64, 128, 4, 3) if block_m <= 32 else (128, 64, 8, 3)
-    _gate_up_kernel[(tiles, triton.cdiv(width, block_n))](
-        x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
-        order, counts, starts, tile_ends, count, width, depth, ids.shape[1], activation, gate_up_bias is not None,
-        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    _down_kernel[(tiles, triton.cdiv(depth, block_n))](
-        inner, down.weight, down.weight if down_bias is None else down_bias, weights, parts,
-        order, counts, starts, tile_ends, count, depth, width, down_bias is not None,
-        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return parts.view(tokens, ids.shape[1], depth).sum(dim=1)
+    return SortedPairs((order, counts, starts, tile_ends), block_m, min(pairs, pairs // block_m + count))
 
 
 def tile_rows(pairs: int, experts: int) -> int:

@@ -70,8 +70,8 @@ def _above(stored, TYPE: tl.constexpr, MAGIC: tl.constexpr, HALF: tl.constexpr, 
             asm: tl.constexpr = LOW_BF16 if HALF == 0 else HIGH_BF16
             value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
         else:
-            asm: tl.constexpr = LOW_FP16 if HALF == 0 else HIGH_FP16
-            value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.float16, is_pure=True, pack=4)
+            other: tl.constexpr = LOW_FP16 if HALF == 0 else HIGH_FP16
+            value = tl.inline_asm_elementwise(other, "=r,=r,r", [stored], dtype=tl.float16, is_pure=True, pack=4)
     else:
         nibble = (stored & 0xF) if HALF == 0 else (stored >> 4)
         value = (nibble.to(tl.int16) | MAGIC).to(TYPE, bitcast=True)
@@ -143,7 +143,8 @@ def _quant_gemm_kernel(
     x, codes, scales, zeros, row_scales, bias, out, rows, columns, depth, groups, per_split,
     CODE: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
-    PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
 
