@@ -27,7 +27,9 @@ def methods() -> list[tuple[str, bool]]:
         if module.name.endswith("_pb2"):
             described = importlib.import_module(f"{gen.__name__}.{module.name}").DESCRIPTOR
             for service in described.services_by_name.values():
-                found += [(f"/{service.full_name}/{method.name}", method.server_streaming) for method in service.methods]
+                found += [
+                    (f"/{service.full_name}/{method.name}", method.server_streaming) for method in service.methods
+                ]
     return found
 
 
@@ -121,3 +123,21 @@ async def test_guesses_are_slowed_and_the_key_in_use_is_not(services: FakeServic
     slowed = await http.get("/v1/models", headers={"authorization": "Bearer guess"})
     assert (slowed.status_code, slowed.json()["error"]["code"]) == (429, "too_many_attempts")
     assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_guesses_over_grpc_are_slowed_too(services: FakeServices) -> None:
+    server = build_server(services)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    codes = []
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for _ in range(FREE_FAILURES + 1):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await _called(channel, "/bayard.v1.Inference/ListModels", False, "bk_live_guess")
+                codes.append(caught.value.code())
+    finally:
+        await server.stop(0)
+    assert set(codes[:-1]) == {grpc.StatusCode.UNAUTHENTICATED}
+    assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "127.0.0.1" in services.tenants.brake._failed
