@@ -125,24 +125,34 @@ def _decoded_product(
 ):  # fmt: skip
     """acc plus rows of x times rows n of the weight. Shapes: x_rows [M, 1] pointers; n [N] int64; acc [M, N]"""
     PACKED: tl.constexpr = 2 if CODE >= 2 else 1
+    LATE: tl.constexpr = GROUP % BLOCK_K == 0  # a block has one scale a row of the weight
     lanes = tl.arange(0, BLOCK_K // PACKED)
     for start in range(0, depth, BLOCK_K):
         place = start // PACKED + lanes
         in_k = place < depth // PACKED
         stored = tl.load(codes + n[None, :] * (depth // PACKED) + place[:, None], mask=in_k[:, None], other=0)
+        group = n * groups + start // GROUP
+        part = acc
+        if LATE:
+            part = tl.zeros_like(acc)
         for half in tl.static_range(PACKED):
             k = place
             if PACKED == 2:
                 k = (place // 16) * 32 + half * 16 + place % 16
             a = tl.load(x_rows + k[None, :], mask=in_k[None, :], other=0.0)
             w = _numbers(stored, CODE, half, HARDWARE)
-            at = n[None, :] * groups + (k // GROUP)[:, None]
-            if HAS_ZEROS:
-                w -= tl.load(zeros + at, mask=in_k[:, None], other=0).to(tl.float32)
-            elif CODE == 2:
+            if CODE == 2 and not HAS_ZEROS:
                 w -= 8.0
-            w *= _scale(scales, at, in_k[:, None], False, SCALE)
-            acc = tl.dot(a, w.to(a.dtype), acc, input_precision="ieee")
+            if LATE:
+                if HAS_ZEROS:
+                    w -= tl.load(zeros + group).to(tl.float32)[None, :]
+            else:
+                at = n[None, :] * groups + (k // GROUP)[:, None]
+                if HAS_ZEROS:
+                    w -= tl.load(zeros + at, mask=in_k[:, None], other=0).to(tl.float32)
+                w *= _scale(scales, at, in_k[:, None], False, SCALE)
+            part = tl.dot(a, w.to(a.dtype), part, input_precision="ieee")
+        acc = part if not LATE else acc + part * _scale(scales, group, in_k, True, SCALE)[None, :]
     if HAS_ROW_SCALES:
         acc *= tl.load(row_scales + n)[None, :]
     return acc
