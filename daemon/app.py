@@ -281,14 +281,14 @@ class Appliance:
         self.models, self.plans, self.rules, self.desk = parts.models, parts.plans, parts.rules, parts.desk
         self.operations = Operations()
         self.tenants = TenantService(self.store, settings.limits.max_queue, self._engine_waiting)
+        limits = settings.limits
         self.serving = ServingPath(
-            self.tenants,
-            self.router,
-            self.metrics,
-            max_choices=settings.limits.max_choices,
-            retry_within_s=settings.limits.retry_within_s,
+            self.tenants, self.router, self.metrics,
+            max_choices=limits.max_choices, retry_within_s=limits.retry_within_s, model_wait_s=limits.model_wait_s,
+        )  # fmt: skip
+        self.embedding = EmbeddingPath(
+            self.tenants, self.router, self.serving.live, self.serving.settlement, model_wait_s=limits.model_wait_s
         )
-        self.embedding = EmbeddingPath(self.tenants, self.router, self.serving.live, self.serving.settlement)
         self.responses = ResponseArchive(self.store, settings.limits.stored_response_days)
         self.batches = BatchDesk(self.store, Shelf(settings.files_dir), settings.batches)
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events, room=parts.room.beside)

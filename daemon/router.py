@@ -146,6 +146,12 @@ def _not_ready(model: str, views: list[WorkerView]) -> NotReady:
             f"An operator can look at `bayard status` and restart worker {view.name}.",
             retry_after_s=60.0,
         )
+    if view.state is WorkerState.SLEEPING:
+        return NotReady(
+            f"the model {model!r} is not ready: {_PAUSES[view.state]}.",
+            f"An operator can wake worker {view.name}: `bayard workers wake {view.name}`.",
+            retry_after_s=60.0,
+        )
     wait_s = view.retry_in_s if view.retry_in_s is not None else 1.0
     return NotReady(
         f"the model {model!r} is not ready: {_PAUSES.get(view.state, view.state)}.",

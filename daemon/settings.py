@@ -123,6 +123,12 @@ class LimitSettings(Section):
         default=30.0,
         description="A request that a lost worker had not begun waits so long for another, or for its restart.",
     )
+    model_wait_s: float = Field(
+        default=120.0,
+        ge=0,
+        le=3600,
+        description="A request for a model that is being loaded waits so long for it; 0 answers not_ready at once.",
+    )
     max_choices: int = Field(default=8, ge=1, le=128, description="Largest n of one request.")
     stored_response_days: int = Field(
         default=30, ge=0, le=3650, description="Days that answers of /v1/responses are kept where their clients ask so."

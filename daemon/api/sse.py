@@ -23,6 +23,7 @@ LINES = ((b"content-type", b"application/x-ndjson"), *HEADERS[1:])  # JSON, one 
 COMMENT = b": ka\n\n"
 DONE = b"data: [DONE]\n\n"
 COMMENT_AFTER_S = 10.0
+PROGRESS_AFTER_S = 2.0  # ... of a stream whose model is being loaded
 STALLED_AFTER_S = 30.0
 log = structlog.get_logger(__name__)
 
@@ -41,6 +42,7 @@ class SseStream:
         self._ended = False
         self._written_mono = time.monotonic()
         self._writing_since_mono: float | None = None
+        self._waiting = ""
 
     @property
     def begun(self) -> bool:
@@ -67,9 +69,19 @@ class SseStream:
         """Whether the client has left one write waiting for so long."""
         return self._writing_since_mono is not None and now_mono - self._writing_since_mono > after_s
 
+    def waits_for(self, told: str) -> None:
+        """What the answer waits for before it can begin; "" when it waits no more."""
+        self._waiting = told
+
     def silent(self, now_mono: float, after_s: float) -> bool:
-        """Whether a comment is due."""
-        return self._comments and not self._lock.locked() and now_mono - self._written_mono > after_s
+        """Whether a comment is due; sooner where there is something to tell."""
+        due_s = min(after_s, PROGRESS_AFTER_S) if self._waiting else after_s
+        return self._comments and not self._lock.locked() and now_mono - self._written_mono > due_s
+
+    @property
+    def comment(self) -> bytes:
+        """What goes into a silent stream."""
+        return f": {' '.join(self._waiting.split())}\n\n".encode() if self._waiting else COMMENT
 
     def drop(self) -> None:
         """Give the client up."""
@@ -110,6 +122,6 @@ class StreamKeeper:
                 if stream.stalled(now, self.stalled_after_s):
                     stream.drop()
                 elif stream.silent(now, self.comment_after_s):
-                    task = asyncio.create_task(stream.write(COMMENT))
+                    task = asyncio.create_task(stream.write(stream.comment))
                     writing.add(task)
                     task.add_done_callback(writing.discard)

@@ -13,6 +13,7 @@ from daemon.api.sse import HEADERS, Headers, SseStream, StreamKeeper
 from daemon.serving.events import Event, Failed, Finished, TokenUsage
 from daemon.serving.generation import Generation
 from daemon.serving.request import GenerationRequest
+from daemon.serving.waiting import OnWait, unheard
 from engine.errors import BayardError
 
 
@@ -60,9 +61,9 @@ async def answer_stream(
     await until_client_gone(exchange, _stream(exchange, keeper, request, make, say, headers))
 
 
-async def _open(exchange: Exchange, request: GenerationRequest) -> Generation:
+async def _open(exchange: Exchange, request: GenerationRequest, on_wait: OnWait = unheard) -> Generation:
     assert exchange.principal is not None
-    return await exchange.services.serving.open(request, exchange.principal, origin=exchange.origin)
+    return await exchange.services.serving.open(request, exchange.principal, origin=exchange.origin, on_wait=on_wait)
 
 
 async def _whole(
@@ -96,7 +97,7 @@ async def _stream(
     stream = SseStream(exchange, task.cancel, headers, comments=headers is HEADERS)
     keeper.add(stream)
     try:
-        async with await _open(exchange, request) as generation:
+        async with await _open(exchange, request, stream.waits_for) as generation:
             await _write(stream, generation, make(generation))
     except BayardError as error:
         told = say(error)

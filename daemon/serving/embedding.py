@@ -13,6 +13,7 @@ from daemon.serving.events import TokenUsage
 from daemon.serving.live import LiveRequest, LiveRequests, RequestState
 from daemon.serving.request import TextPrompt, TokenPrompt
 from daemon.serving.settlement import Ending, Settlement
+from daemon.serving.waiting import replica_when_ready
 from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
 from daemon.tenants.service import TenantService
@@ -69,7 +70,16 @@ class _Spent:
 class EmbeddingPath:
     """Owner: the Appliance. Used on the event loop; long texts are tokenised in threads."""
 
-    def __init__(self, tenants: TenantService, router: Router, live: LiveRequests, settlement: Settlement) -> None:
+    def __init__(
+        self,
+        tenants: TenantService,
+        router: Router,
+        live: LiveRequests,
+        settlement: Settlement,
+        *,
+        model_wait_s: float = 0.0,
+    ) -> None:
+        self._model_wait_s = model_wait_s
         self._tenants = tenants
         self._router = router
         self._live = live
@@ -96,13 +106,21 @@ class EmbeddingPath:
                 raise Cancelled("An operator ended the request before it was complete.", "Send it again.") from None
             raise
 
+    async def _replica(self, request: EmbeddingRequest) -> Replica:
+        """Blocks: while one is on its way. Raises: NotReady, ModelNotFound"""
+        return await replica_when_ready(
+            lambda: self._router.replica_for(request.model),
+            self._model_wait_s,
+            wanted=lambda: not self._tenants.admission.draining,
+        )
+
     async def _admitted(self, request: EmbeddingRequest, principal: Principal, live: LiveRequest) -> Embedded:
         ticket: Ticket | None = None
         try:
-            _check(request, self._router.replica_for(request.model))
+            _check(request, await self._replica(request))
             ticket = await self._tenants.admission.enter(principal, request.model, 1)
             live.state = RequestState.PREPARING
-            replica = self._router.replica_for(request.model)
+            replica = await self._replica(request)
             _check(request, replica)
             most = _context(replica, principal)
             token_ids = await _tokenised(request, replica, most)

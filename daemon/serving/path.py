@@ -19,6 +19,7 @@ from daemon.serving.request import Endpoint, GenerationRequest
 from daemon.serving.reserve import reserve_tokens
 from daemon.serving.retry import Retry
 from daemon.serving.settlement import Settlement
+from daemon.serving.waiting import OnWait, replica_when_ready, unheard
 from daemon.tenants.admission import Ticket
 from daemon.tenants.principal import Principal
 from daemon.tenants.service import TenantService
@@ -43,6 +44,7 @@ class ServingPath:
         *,
         max_choices: int,
         retry_within_s: float = RETRY_WITHIN_S,
+        model_wait_s: float = 0.0,
     ) -> None:
         self.live = LiveRequests()
         self.recent = RecentRequests()
@@ -51,6 +53,7 @@ class ServingPath:
         self._router = router
         self._max_choices = max_choices
         self._retry_within_s = retry_within_s
+        self._model_wait_s = model_wait_s
         tenants.usage.on_lost = metrics.usage_unrecorded.inc
         self._text_threads = ThreadPoolExecutor(min(MAX_TEXT_THREADS, os.cpu_count() or 1), thread_name_prefix="text")
 
@@ -58,10 +61,13 @@ class ServingPath:
         """Let the text threads end."""
         self._text_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def open(self, request: GenerationRequest, principal: Principal, *, origin: str) -> Generation:
+    async def open(
+        self, request: GenerationRequest, principal: Principal, *, origin: str, on_wait: OnWait = unheard
+    ) -> Generation:
         """Admit, tokenise and check; nothing has reached the engine yet when this returns.
 
-        Blocks: while the tenant's other requests fill its places
+        on_wait: told what a request waits for whose model is being loaded
+        Blocks: while the model is on its way, while the tenant's other requests fill its places
         Raises: every RequestError and AdmissionError
         """
         task = asyncio.current_task()
@@ -70,11 +76,12 @@ class ServingPath:
         ticket: Ticket | None = None
         try:
             self._check_choices(request)
-            _check_generates(self._router.replica_for(request.model))
             async with _until_deadline(request, live):
+                _check_generates(await self._replica(request, on_wait))
                 ticket = await self._tenants.admission.enter(principal, request.model, request.num_choices)
             live.state = RequestState.PREPARING
-            replica = self._router.replica_for(request.model)
+            async with _until_deadline(request, live):
+                replica = await self._replica(request, on_wait)
             prompts = await self._prepare(request, replica)
             generation = self._build(live, request, principal, replica, prompts, ticket)
         except BaseException as error:
@@ -86,6 +93,15 @@ class ServingPath:
         live.cancel = generation.cancel
         live.state = RequestState.WAITING
         return generation
+
+    async def _replica(self, request: GenerationRequest, on_wait: OnWait) -> Replica:
+        """Blocks: while one is on its way. Raises: NotReady, ModelNotFound"""
+        return await replica_when_ready(
+            lambda: self._router.replica_for(request.model),
+            self._model_wait_s,
+            on_wait,
+            lambda: not self._tenants.admission.draining,
+        )
 
     def _check_choices(self, request: GenerationRequest) -> None:
         """Raises: InvalidParameter"""

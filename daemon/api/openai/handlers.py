@@ -14,6 +14,7 @@ from daemon.api.sse import DONE, SseStream, StreamKeeper
 from daemon.serving.events import Failed, Finished
 from daemon.serving.generation import Generation
 from daemon.serving.request import Endpoint, GenerationRequest
+from daemon.serving.waiting import OnWait, unheard
 from engine.errors import BayardError
 
 
@@ -43,7 +44,7 @@ class Generating:
         stream = SseStream(exchange, task.cancel)
         self._keeper.add(stream)
         try:
-            async with await _open(exchange, request) as generation:
+            async with await _open(exchange, request, stream.waits_for) as generation:
                 await _write_events(stream, generation, request)
         except BayardError as error:
             if not stream.begun:
@@ -76,9 +77,9 @@ async def until_client_gone(exchange: Exchange, work: Any) -> None:
             await asyncio.gather(working, return_exceptions=True)
 
 
-async def _open(exchange: Exchange, request: GenerationRequest) -> Generation:
+async def _open(exchange: Exchange, request: GenerationRequest, on_wait: OnWait = unheard) -> Generation:
     assert exchange.principal is not None
-    return await exchange.services.serving.open(request, exchange.principal, origin=exchange.origin)
+    return await exchange.services.serving.open(request, exchange.principal, origin=exchange.origin, on_wait=on_wait)
 
 
 async def _write_events(stream: SseStream, generation: Generation, request: GenerationRequest) -> None:
