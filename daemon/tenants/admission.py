@@ -14,7 +14,7 @@ from daemon.tenants.limits import Bucket, RateFigure
 from daemon.tenants.principal import Principal
 from daemon.tenants.quota import Quotas
 from daemon.tenants.reservation import Reservation, reserve
-from engine.errors import Draining, PermissionDenied, QueueFull, QuotaExceeded
+from engine.errors import Draining, InvalidParameter, PermissionDenied, QueueFull, QuotaExceeded
 
 _BUSY_RETRY_S = 1.0
 
@@ -128,7 +128,7 @@ class Admission:
     async def enter(self, principal: Principal, model: str, weight: int) -> Ticket:
         """Wait for a place. Blocks: while the tenant runs as much as it may.
 
-        Raises: PermissionDenied, Draining, QuotaExceeded, QueueFull
+        Raises: PermissionDenied, Draining, QuotaExceeded, QueueFull, InvalidParameter
         """
         self._refuse_at_door(principal, model, weight)
         self.knock(principal)
@@ -163,10 +163,12 @@ class Admission:
                 f"This key may not use the model {model!r}.", "Ask the administrator to allow it.", param="model"
             )
         if limits.max_concurrency is not None and weight > limits.max_concurrency:
-            raise QuotaExceeded(
+            # no 429, which clients send again by themselves: this can never be let in
+            raise InvalidParameter(
                 f"The request asks for {weight} generations at once; "
                 f"tenant {principal.tenant_name} may run {limits.max_concurrency}.",
                 "Ask for fewer.",
+                param="n",
             )
         waiting = self._num_waiting + self._engine_waiting()
         if waiting >= self.max_queue:

@@ -9,7 +9,7 @@ import pytest
 from daemon.tenants.admission import Admission, Ticket
 from daemon.tenants.limits import Bucket, TenantLimits
 from daemon.tenants.principal import Principal, Role
-from engine.errors import Draining, PermissionDenied, QueueFull, QuotaExceeded
+from engine.errors import Draining, InvalidParameter, PermissionDenied, QueueFull, QuotaExceeded
 
 
 def who(tenant: str = "acme", **limits: object) -> Principal:
@@ -76,7 +76,7 @@ async def test_tenants_do_not_hold_each_other_up() -> None:
 
 async def test_more_choices_than_places_are_refused() -> None:
     door, _ = admission()
-    with pytest.raises(QuotaExceeded, match="3 generations"):
+    with pytest.raises(InvalidParameter, match="3 generations"):
         await door.enter(who(max_concurrency=2), "m", 3)
 
 
