@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from engine.batch import ForwardBatch, GroupMeta
 from engine.devices import Device
 from engine.kv.layout import PageLayout
-from engine.runner.inputs import StepArrays
+from engine.runner.inputs import Ints, StepArrays
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 SMALL_ROWS = 5  # token ids, positions, context lengths, slots, write offsets
+ADAPTER_ROW = SMALL_ROWS  # one more where rows may have adapters
 
 Step = Callable[[ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -48,7 +49,12 @@ class DecodeGraphs:
         kv_views: Sequence[torch.Tensor],
         device: Device,
         max_blocks: int,
+        *,
+        adapted: bool = False,
     ) -> None:
+        """adapted: rows may have adapters, whose numbers are then an input as well."""
+        self._adapted = adapted
+        self._small_rows = SMALL_ROWS + adapted
         self._step = step
         self._layout = layout
         self._kv_views = kv_views
@@ -74,23 +80,28 @@ class DecodeGraphs:
         """Capture a size before it is needed. Blocks: while it is captured."""
         self._captured[bucket] = self._capture(bucket, pool)
 
-    def replay(self, arrays: StepArrays, pool: torch.Tensor) -> torch.Tensor:
-        """Queue one step; the tokens picked for its rows. Blocks: while a new size is captured."""
+    def replay(self, arrays: StepArrays, pool: torch.Tensor, adapters: Ints | None = None) -> torch.Tensor:
+        """Queue one step; the tokens picked for its rows. Blocks: while a new size is captured.
+
+        adapters: the rows' adapters, where this is adapted
+        """
         count = len(arrays.slots)
         bucket = bucket_of(count)
         captured = self._captured.get(bucket)
         if captured is None:
             captured = self._captured[bucket] = self._capture(bucket, pool)
         captured.copied()  # the inputs of the last step of this size have left the staging buffer
-        self._fill(captured.host.numpy(), arrays, bucket, pool)
+        self._fill(captured.host.numpy(), arrays, bucket, pool, adapters)
         captured.device.copy_(captured.host, non_blocking=True)
         captured.copied = self._device.mark()
         self._device.replay_graph(captured.graph)
         return captured.picked[:count]
 
-    def _fill(self, host: NDArray[np.int32], arrays: StepArrays, bucket: int, pool: torch.Tensor) -> None:
+    def _fill(
+        self, host: NDArray[np.int32], arrays: StepArrays, bucket: int, pool: torch.Tensor, adapters: Ints | None
+    ) -> None:
         count = len(arrays.slots)
-        small = host[: SMALL_ROWS * bucket].reshape(SMALL_ROWS, bucket)
+        small = host[: self._small_rows * bucket].reshape(self._small_rows, bucket)
         small[:, count:] = 0
         small[0, :count] = arrays.token_ids
         small[1, :count] = arrays.positions
@@ -99,7 +110,11 @@ class DecodeGraphs:
         small[3, :count] = arrays.slots
         small[3, count:] = pool.shape[0] - 1
         small[4, :count] = arrays.write_offsets
-        at = SMALL_ROWS * bucket
+        if self._adapted:
+            assert adapters is not None
+            small[ADAPTER_ROW, :count] = adapters
+            small[ADAPTER_ROW, count:] = -1
+        at = self._small_rows * bucket
         for table, pages in zip(arrays.tables, arrays.write_pages, strict=True):
             host[at : at + count] = pages
             host[at + count : at + bucket] = 0
@@ -111,7 +126,7 @@ class DecodeGraphs:
 
     def _capture(self, bucket: int, pool: torch.Tensor) -> _Captured:
         groups = len(self._layout.groups)
-        size = SMALL_ROWS * bucket + groups * bucket * (1 + self._max_blocks)
+        size = self._small_rows * bucket + groups * bucket * (1 + self._max_blocks)
         host = self._device.pinned_ints(size)
         device = torch.zeros(size, dtype=torch.int32, device=self._device.torch_device)
         batch, slots = self._static_batch(device, bucket)
@@ -128,8 +143,8 @@ class DecodeGraphs:
         return _Captured(graph, host, device, picked, self._device.mark(), batch)
 
     def _static_batch(self, ints: torch.Tensor, bucket: int) -> tuple[ForwardBatch, torch.Tensor]:
-        small = ints[: SMALL_ROWS * bucket].view(SMALL_ROWS, bucket)
-        at = SMALL_ROWS * bucket
+        small = ints[: self._small_rows * bucket].view(self._small_rows, bucket)
+        at = self._small_rows * bucket
         groups = []
         for _ in self._layout.groups:
             pages = ints[at : at + bucket]
@@ -149,5 +164,6 @@ class DecodeGraphs:
             layer_groups=self._layout.layer_groups,
             max_query_tokens=1,
             max_context_tokens=self._max_blocks * self._layout.page_tokens,
+            adapters=small[ADAPTER_ROW] if self._adapted else None,
         )
         return batch, small[3]

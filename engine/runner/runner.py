@@ -94,8 +94,12 @@ class ModelRunner:
         self._choose: Callable[..., torch.Tensor] = registry.select("choose_tokens", query).run
         self._counts = TokenCounts(device, vocab_size)
         self.graphs: DecodeGraphs | None = None
+        self.adapted_graphs: DecodeGraphs | None = None
         if device.capabilities.graphs and getattr(model, "replayable", True):
-            self.graphs = DecodeGraphs(self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
+            made = (self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
+            self.graphs = DecodeGraphs(*made)
+            if self.adapters:  # graphs of their own, so that steps of the base alone cost what they did
+                self.adapted_graphs = DecodeGraphs(*made, adapted=True)
 
     def release(self, request: Request) -> None:
         self.tables.release(request)
@@ -104,12 +108,20 @@ class ModelRunner:
     @torch.inference_mode()
     def prepare(self, max_batch: int) -> bool:
         """Capture one more decode graph, the largest missing one. False: there is none left to capture."""
-        bucket = None if self.graphs is None else self.graphs.missing(max_batch)
-        if self.graphs is None or bucket is None:
-            return False
-        self._ensure_logits(max_batch)
-        self.graphs.prepare(bucket, self._ensure_pool())
-        return True
+        for graphs in self._all_graphs():
+            bucket = graphs.missing(max_batch)
+            if bucket is not None:
+                self._ensure_logits(max_batch)
+                graphs.prepare(bucket, self._ensure_pool())
+                return True
+        return False
+
+    def _forget_graphs(self) -> None:
+        for graphs in self._all_graphs():
+            graphs.forget()
+
+    def _all_graphs(self) -> list[DecodeGraphs]:
+        return [graphs for graphs in (self.graphs, self.adapted_graphs) if graphs is not None]
 
     @torch.inference_mode()
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
@@ -124,11 +136,12 @@ class ModelRunner:
             and all(can_draw(r) if draws else r.is_plain_greedy for r in samplers)
         )
         decode_only = alone and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
-        adapted = any(chunk.request.adapter for chunk in chunks)  # recorded steps know no adapters
-        if decode_only and not adapted and self.graphs is not None and self.graphs.takes(len(chunks)):
+        adapted = any(chunk.request.adapter for chunk in chunks)
+        graphs = self.adapted_graphs if adapted else self.graphs
+        if decode_only and graphs is not None and graphs.takes(len(chunks)):
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
             logits = self._ensure_logits(len(chunks))
-            picked = self.graphs.replay(arrays, self._ensure_pool())
+            picked = graphs.replay(arrays, self._ensure_pool(), self._numbers_of(chunks) if adapted else None)
             return self._drawn(chunks, samplers, logits[: len(chunks)], picked, arrays.slots, in_pool=True)
         arrays = build_arrays(chunks, self.tables)
         batch, slots = self._upload(arrays, chunks)
@@ -146,10 +159,13 @@ class ModelRunner:
         results = _by_id(samplers, self._checked(logits, chunks))
         return LaunchedStep(chunks, True, lambda: results)
 
+    def _numbers_of(self, chunks: list[ScheduledChunk]) -> Ints:
+        """Shapes: -> [S]"""
+        return np.array([self.adapters.get(chunk.request.adapter, -1) for chunk in chunks], np.int32)
+
     def _adapters_of(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
         """Shapes: -> [T] index"""
-        numbers = [self.adapters.get(chunk.request.adapter, -1) for chunk in chunks]
-        rows = np.repeat(np.array(numbers, np.int32), [chunk.num_tokens for chunk in chunks])
+        rows = np.repeat(self._numbers_of(chunks), [chunk.num_tokens for chunk in chunks])
         return self.device.copy_to_device(rows).to(self.device.index_dtype)
 
     def _embedded(self, batch: ForwardBatch, chunks: list[ScheduledChunk], samplers: list[Request]) -> LaunchedStep:
@@ -243,8 +259,8 @@ class ModelRunner:
         """A buffer that graphs leave their logits in, large enough for the size that rows need."""
         size = bucket_of(rows)
         if self._logits is None or self._logits.shape[0] < size:
-            if self._logits is not None and self.graphs is not None:
-                self.graphs.forget()  # they hold the old buffer's address
+            if self._logits is not None:
+                self._forget_graphs()  # they hold the old buffer's address
             self._logits = torch.empty(size, self._vocab_size, device=self.device.torch_device)
         return self._logits
 
@@ -265,8 +281,7 @@ class ModelRunner:
             larger = torch.zeros(self.tables.num_rows + 1, dtype=torch.int32, device=self._pool.device)
             larger[: self._pool.shape[0]] = self._pool
             self._pool = larger
-            if self.graphs is not None:
-                self.graphs.forget()  # they hold the old pool's address
+            self._forget_graphs()  # they hold the old pool's address
         return self._pool
 
     def _upload(self, arrays: StepArrays, chunks: list[ScheduledChunk]) -> tuple[ForwardBatch, torch.Tensor]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import copy
 
 import gguf
+import msgspec
 import pytest
 import torch
 
 from engine.builder import build_engine
+from engine.core import EngineCore
+from engine.devices.cpu import CpuDevice
 from engine.errors import UnsupportedFormat
+from engine.kv.layout import solve_layout
 from engine.messages import AdapterSource, FinishReason, Knobs, SamplingParams, Submit, WorkerConfig
+from engine.models import load_model
+from engine.models.adapters import AdapterBank
 from engine.spec import read_spec
-from engine.spec.adapter_spec import read_adapter
+from engine.spec.adapter_spec import named, read_adapter
 from engine.spec.adapter_targets import adapter_targets
 from tests.fakes.adapters import ATTENTION, MLP, merge, write_adapter
+from tests.fakes.engine_models import GraphDevice
 from tests.fakes.family_models import prompts, saved_case, saved_model, true_logits
 from tests.fakes.gguf_models import write_gguf
 
@@ -202,3 +209,42 @@ def test_guesses_in_adapter_rows_are_checked_with_the_adapter(tmp_path):
         found.append([tokens for tokens, _ in run(core)[0].values()])
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
+
+
+def test_replayed_steps_with_adapter_rows_give_the_tokens_of_eager_ones(tmp_path):
+    base = saved_model("llama", tmp_path / "base")
+    adapters = {
+        "a": write_adapter(tmp_path / "a", base, seed=1),
+        "b": write_adapter(tmp_path / "b", base, seed=2, rank=7),
+    }
+    spec = read_spec(tmp_path / "base")
+    greedy = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    written = []
+    for device in (CpuDevice(), GraphDevice()):
+        bank = AdapterBank(spec, [named(read_adapter(path), name) for name, path in adapters.items()])
+        model = load_model(spec, "cpu", torch.float32, lambda done, total: None, adapters=bank)
+        model.replayable = True  # the device that stands in runs its graphs anew
+        core = EngineCore(
+            model,
+            solve_layout(spec, bytes_per_element=4, page_tokens=16),
+            num_large_pages=200,
+            kv_dtype=torch.float32,
+            device=device,
+            knobs=Knobs(max_running=8, token_budget=64),
+            max_context_tokens=128,
+            vocab_size=spec.vocab_size,
+            adapters=bank.numbers,
+        )
+        while core.prepare():
+            pass
+        for index, prompt in enumerate(prompts()):
+            # The base's go on alone at the end, in graphs of their own.
+            core.add(Submit(f"{index}", prompt, msgspec.structs.replace(greedy, max_tokens=24)))
+            core.add(Submit(f"{index}a", prompt, greedy, adapter="a"))
+            core.add(Submit(f"{index}b", prompt[::-1], msgspec.structs.replace(greedy, max_tokens=9), adapter="b"))
+        found, ends = run(core)
+        assert {end.finish for end in ends.values()} == {FinishReason.LENGTH}
+        written.append({name: tokens for name, (tokens, _) in found.items()})
+    assert written[0] == written[1]
+    assert device.captures >= 8
+    assert device.replays > 20
