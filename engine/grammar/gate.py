@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.errors import BayardError, InvalidParameter
+from engine.errors import BayardError, DeadlineExceeded, InvalidParameter
 from engine.grammar.compiler import Compilation, GrammarCompiler
 from engine.grammar.state import GrammarState
 from engine.messages import Submit
@@ -18,6 +18,11 @@ class _Waiting:
     submit: Submit
     compilation: Compilation
     since_mono: float
+
+    @property
+    def is_late(self) -> bool:
+        deadline_s = self.submit.deadline_s
+        return deadline_s is not None and time.monotonic() - self.since_mono > deadline_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class GrammarGate:
     @property
     def is_ready(self) -> bool:
         """Whether release() has something to give."""
-        return any(waiting.compilation.is_done for waiting in self._waiting.values())
+        return any(waiting.compilation.is_done or waiting.is_late for waiting in self._waiting.values())
 
     def hold(self, submit: Submit) -> None:
         """Raises: InvalidParameter, QueueFull"""
@@ -69,14 +74,21 @@ class GrammarGate:
         return self._waiting.pop(request_id, None) is not None
 
     def release(self) -> list[Released]:
-        """Those whose grammar is compiled or refused, in the order they came."""
-        done = [one for one in self._waiting.values() if one.compilation.is_done]
+        """Those whose grammar is compiled or refused, or whose time is up, in the order they came."""
+        done = [one for one in self._waiting.values() if one.compilation.is_done or one.is_late]
         return [self._released(one) for one in done]
 
     def _released(self, waiting: _Waiting) -> Released:
         submit = waiting.submit
         del self._waiting[submit.request_id]
         compilation = waiting.compilation
+        if waiting.is_late and not compilation.is_done:
+            return Released(
+                submit,
+                DeadlineExceeded(
+                    "The request's time was up while its grammar was compiled.", "Give it more time, or ask again."
+                ),
+            )
         if compilation.error is not None or compilation.matcher is None or self._compiler is None:
             assert compilation.error is not None
             return Released(submit, compilation.error)

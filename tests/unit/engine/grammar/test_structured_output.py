@@ -173,6 +173,15 @@ def test_abort_while_compiling_ends_it_once_and_frees_the_id():
     assert said(deltas) == '"ab"'
 
 
+def test_deadline_counts_while_compiling():
+    core = core_in()
+    doubled = "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(60))
+    slow = Grammar(GrammarKind.LARK, f'start: T0\n{doubled}T60: "a"\n')
+    deltas = drive(core, Submit("a", [65], asked(slow), deadline_s=0.05))["a"]
+    assert deltas[0].error.code == "deadline_exceeded"
+    assert not core.is_compiling
+
+
 def test_prompt_too_long_for_the_context_is_refused_after_compiling():
     core = core_in()
     deltas = drive(core, Submit("a", [65] * 3000, asked(schema({}))))["a"]
@@ -241,11 +250,13 @@ def test_special_tokens_are_never_taken_for_the_text_they_are_spelled_with():
     assert all(not set(tokens(deltas)) & set(marks) for deltas in seen.values())
 
 
+@pytest.mark.parametrize("guesses", [0, 4])
 @pytest.mark.parametrize("mode", MODES)
-def test_numbers_that_are_none_end_that_request_alone(mode):
+def test_numbers_that_are_none_end_that_request_alone(mode, guesses):
     quote = TEXT.encode('"')[0]
     model = NoiseModel(TEXT, VOCAB, broken_ids=frozenset({quote, *TEXT.encode("ab")}))
-    core = core_in(mode, model=model)
+    core = core_in(mode, model=model, knobs=Knobs(max_running=16, prefill_chunk=16, speculation_tokens=guesses))
+    core.scheduler.speculation.heeds_cost = False
     submits = [Submit("bad", [65], asked(schema({"const": "a"}))), Submit("good", [65], asked(schema({"const": 1234})))]
     seen = drive(core, *submits)
     assert seen["bad"][-1].error.code == "numerical_fault"
