@@ -33,6 +33,7 @@ from engine.speculative.next_token_loading import load_next_token_layer
 from engine.text import load_text
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_BYTES = {"fp8": torch.uint8, "int8": torch.int8}  # a byte a number, with a multiplier a head of a token
 Progress = Callable[[str, int, int], None]  # stage, done bytes, total bytes
 
 
@@ -64,7 +65,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     dtype = _dtype("dtype", config.dtype, device.default_dtype)
     if spec.is_encoder:
         return _build_encoder(config, spec, device, dtype, progress)
-    kv_dtype = _dtype("kv_dtype", config.kv_dtype, dtype)
+    kv_dtype = KV_BYTES.get(config.kv_dtype) or _dtype("kv_dtype", config.kv_dtype, dtype)
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
     rounding, rounding_notes = rounding_of(

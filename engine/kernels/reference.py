@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.kernels.reference_experts import experts, gelu_mul, route
 from engine.kernels.reference_sampling import choose_tokens
 from engine.kernels.registry import Implementation, OpQuery
+from engine.kernels.scaled_cache import is_scaled, numbers_of, parts, rounded
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.quant_tensor import QuantTensor
@@ -97,11 +98,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def kv_write(k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offsets: Tensor) -> None:
-    """Put each new token's K and V in its page.
+    """Put each new token's K and V in its page; rounded where the view is of bytes (engine.kernels.scaled_cache).
 
-    Shapes: k, v [T, G, D]; view [pages, 2, G, page tokens, D]; write_pages, write_offsets [T] int64
+    Shapes: k, v [T, G, D]; view [pages, 2, G, page tokens, D], of bytes D + 4; write_pages, write_offsets [T] int64
     Mutates: view
     """
+    if is_scaled(view):
+        codes, scales = parts(view)
+        for plane, heads in enumerate((k, v)):
+            made, multipliers = rounded(heads, view.dtype)
+            codes[write_pages, plane, :, write_offsets] = made
+            scales[write_pages, plane, :, write_offsets] = multipliers
+        return
     view[write_pages, 0, :, write_offsets] = k.to(view.dtype)
     view[write_pages, 1, :, write_offsets] = v.to(view.dtype)
 
@@ -166,7 +174,7 @@ def paged_attention(
         first_block = first_key // page_tokens
         pages = block_tables[s, first_block : -(-context // page_tokens)].to(torch.int64)
         key_base = first_block * page_tokens
-        kv = view[pages].to(torch.float32)  # [blocks, 2, G, page tokens, D]
+        kv = _read(view, pages)
         kv = kv.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : context - key_base]
         step = max(1, SCORE_ELEMENTS // (q.shape[1] * kv.shape[2]))
         for row in range(first_row, end_row, step):
@@ -176,6 +184,14 @@ def paged_attention(
             )
             out[row:end] = _attend(q[row:end], kv, positions, key_base, scale, window_tokens, softcap, sinks)
     return out
+
+
+def _read(view: Tensor, pages: Tensor) -> Tensor:
+    """Some pages' numbers -> [blocks, 2, G, page tokens, D] float32"""
+    if not is_scaled(view):
+        return view[pages].to(torch.float32)
+    codes, scales = parts(view)
+    return numbers_of(codes[pages], scales[pages])
 
 
 def _attend(

@@ -22,6 +22,7 @@ from engine.spec.model_spec import AttentionKind, AttentionSpec, ModelSpec
 if TYPE_CHECKING:
     import torch
 
+SCALE_BYTES = 4  # of a head of a token, where numbers are of one byte
 MAX_LARGE_PAGE_BYTES = 128 << 20
 PAGE_TOKENS_TRIED = (16, 32, 64)
 MAX_PADDING = 0.02  # of a group's small page
@@ -37,7 +38,7 @@ class PageGroup:
     layers: tuple[int, ...]
     planes: int  # 2 for K and V, 1 for a latent cache
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # with the bytes of a multiplier where numbers are of one byte
     layer_elements: int  # one layer's part of a small page
     small_page_elements: int  # stride between pages, padding included
     ratio: int  # small pages in a large page
@@ -88,10 +89,11 @@ class PageLayout:
 def solve_layout(spec: ModelSpec, *, bytes_per_element: int, page_tokens: int | None = None) -> PageLayout:
     """Choose the block size and padding with the smallest large page.
 
+    One byte an element means rounded numbers, which have a multiplier for each head of each token beside them.
     Raises: UnsupportedFormat if no choice keeps a large page under 128 MiB, or a layer kind has no pages.
     """
     tried = (page_tokens,) if page_tokens else PAGE_TOKENS_TRIED
-    layouts = [_layout(spec, tokens) for tokens in tried]
+    layouts = [_layout(spec, tokens, SCALE_BYTES if bytes_per_element == 1 else 0) for tokens in tried]
     best = min(layouts, key=lambda layout: (layout.large_page_elements, layout.page_tokens))
     size = best.large_page_elements * bytes_per_element
     if size > MAX_LARGE_PAGE_BYTES:
@@ -103,7 +105,7 @@ def solve_layout(spec: ModelSpec, *, bytes_per_element: int, page_tokens: int | 
     return best
 
 
-def _layout(spec: ModelSpec, page_tokens: int) -> PageLayout:
+def _layout(spec: ModelSpec, page_tokens: int, scale_bytes: int) -> PageLayout:
     kinds: dict[AttentionSpec | tuple[object, ...], list[int]] = defaultdict(list)
     for layer in spec.layers:
         kinds[_property(layer.attention)].append(layer.index)
@@ -111,6 +113,13 @@ def _layout(spec: ModelSpec, page_tokens: int) -> PageLayout:
     for members in kinds.values():
         attention = spec.layers[members[0]].attention
         planes, heads, dim = _cached_shape(attention)
+        if scale_bytes and (attention.kind is AttentionKind.LATENT or dim % scale_bytes or page_tokens % scale_bytes):
+            raise UnsupportedFormat(
+                f"{spec.name}: a cache of one byte a number needs heads of keys and values, of sizes that divide by "
+                f"{scale_bytes}, and pages of such many tokens.",
+                "Use a cache of 16 bits.",
+            )
+        dim += scale_bytes
         layer_elements = planes * heads * dim * page_tokens
         raw.append((attention, tuple(members), planes, heads, dim, layer_elements))
     sizes = [layer_elements * len(members) for _, members, _, _, _, layer_elements in raw]

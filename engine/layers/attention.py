@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.batch import ForwardBatch
+from engine.kernels.scaled_cache import is_scaled
 from engine.layers.linear import Linear
 from engine.layers.ops import Ops
 from engine.spec.model_spec import AttentionSpec
@@ -71,6 +72,8 @@ class Attention:
     def _takes_whole_prompt(self, batch: ForwardBatch) -> bool:
         """One sequence from its beginning, long enough to pay, and nothing that the plain kernel lacks."""
         spec = self.spec
+        if is_scaled(batch.kv_views[self.layer]):  # what was written is read back rounded, in every step alike
+            return False
         if self.ops.prompt_attention is None or batch.num_sequences != 1 or spec.softcap is not None or spec.sinks:
             return False
         tokens = batch.max_query_tokens

@@ -32,6 +32,8 @@ class Model(Protocol):
         ...
 
 
+KV_NAMES = {torch.uint8: "fp8", torch.int8: "int8"}  # of caches; see engine.kernels.scaled_cache
+
 Builder = Callable[[ModelSpec, MappedCheckpoint, torch.device, torch.dtype, OpQuery, int], Model]
 
 # A family of engine.spec.families -> what builds it.
@@ -111,4 +113,6 @@ def op_query(
 
 
 def _name(dtype: torch.dtype) -> str:
+    if dtype in KV_NAMES:
+        return KV_NAMES[dtype]
     return str(dtype).removeprefix("torch.")

@@ -53,7 +53,7 @@ def _words_along_rows(codes: Tensor) -> Tensor:
     padded[:rows] = codes
     pairs = padded.view(-1, PER_WORD // 2, 2, groups)
     held = pairs[:, :, 0] | (pairs[:, :, 1] << 4)  # [words, 4 bytes, G]
-    return held.permute(0, 2, 1).contiguous().view(torch.int32).view(-1, groups)
+    return held.permute(0, 2, 1).reshape(-1).contiguous().view(torch.int32).view(-1, groups)
 
 
 def quantisation_config(precision: WeightPrecision, group: int, ignored: list[str]) -> dict[str, Any]:

@@ -1,0 +1,155 @@
+"""`bayard quantize`: what is written loads as what was meant, an interruption costs nothing, nothing is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.errors import Conflict, UnsupportedFormat
+from engine.models import load_model
+from engine.quant.encode import encode
+from engine.quantize import job as job_module
+from engine.quantize.compensation import compensated_to
+from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
+from engine.quantize.job import PARTIAL, QuantizeJob, quantize
+from engine.quantize.quality import compare
+from engine.quantize.text_pass import batch_of, windows_of
+from engine.quantize.texts import calibration_text, evaluation_text
+from engine.spec import read_spec
+from engine.spec.precision import WeightPrecision
+from tests.fakes.quantised_checkpoints import llama
+
+TOKENS = [7, 50, 3, 3, 91, 22, 8, 64, 12, 70] * 9
+WRITTEN = [WeightPrecision.FP8, WeightPrecision.INT8, WeightPrecision.INT8_MIXED, WeightPrecision.INT4]
+NEAR = {"fp8": 0.2, "int8": 0.03, "int8-mixed": 0.03, "int4": 0.4}
+
+
+class KnownTokens:
+    def encode(self, text: str) -> list[int]:
+        return TOKENS
+
+
+@pytest.fixture(autouse=True)
+def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens())
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    spec = read_spec(path)
+    model = load_model(spec, "cpu", torch.float32, lambda done, total: None)
+    return model.forward(batch_of(spec, windows_of(TOKENS), torch.device("cpu"), torch.float32))
+
+
+@pytest.mark.parametrize("text", ["", "some text"])
+@pytest.mark.parametrize("precision", WRITTEN)
+def test_written_folder_computes_nearly_what_the_original_does(
+    precision: WeightPrecision, text: str, tmp_path: Path
+) -> None:
+    plain = llama(tmp_path / "plain")
+    stages: list[str] = []
+    written = quantize(
+        QuantizeJob(plain, precision, tmp_path / "out", text), lambda stage, done, total: stages.append(stage)
+    )
+    assert written.quantisation is not None
+    assert "quantising" in stages
+    assert not list(tmp_path.glob(f"*{PARTIAL}"))
+    found, wanted = logits_of(tmp_path / "out"), logits_of(plain)
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < NEAR[precision]
+
+
+def test_learning_makes_four_bits_clearly_better_than_rounding_to_the_nearest(tmp_path: Path) -> None:
+    plain = llama(tmp_path / "plain")
+    wanted = logits_of(plain)
+    errors = []
+    for name, text in (("nearest", ""), ("learnt", "some text")):
+        quantize(QuantizeJob(plain, WeightPrecision.INT4, tmp_path / name, text), lambda stage, done, total: None)
+        errors.append(float((logits_of(tmp_path / name) - wanted).norm()))
+    assert errors[1] < 0.8 * errors[0], errors
+
+
+def test_interrupted_run_goes_on_where_it_stopped_and_writes_the_same(tmp_path: Path) -> None:
+    plain = llama(tmp_path / "plain")
+    asked = [QuantizeJob(plain, WeightPrecision.INT4, tmp_path / name, "text") for name in ("whole", "cut")]
+    quantize(asked[0], lambda stage, done, total: None)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "quantising":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(asked[1], stop)
+    partial = tmp_path / f"cut{PARTIAL}"
+    first = partial / "model-00002-of-00004.safetensors"
+    kept_at = first.stat().st_mtime_ns
+    with pytest.raises(Conflict, match="another model, text or precision"):
+        quantize(QuantizeJob(plain, WeightPrecision.FP8, tmp_path / "cut", "text"), lambda stage, done, total: None)
+    quantize(asked[1], lambda stage, done, total: None)
+    assert (tmp_path / "cut" / first.name).stat().st_mtime_ns == kept_at
+    for shard in (tmp_path / "whole").glob("*.safetensors"):
+        whole, cut = load_file(shard), load_file(tmp_path / "cut" / shard.name)
+        assert set(whole) == set(cut)
+        assert all(torch.equal(whole[name].view(torch.uint8), cut[name].view(torch.uint8)) for name in whole)
+
+
+def test_folder_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    plain = llama(tmp_path / "plain")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Conflict, match="is there already"):
+        quantize(QuantizeJob(plain, WeightPrecision.FP8, tmp_path / "out", ""), lambda stage, done, total: None)
+
+
+def test_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
+    plain = llama(tmp_path / "plain")
+    quantize(QuantizeJob(plain, WeightPrecision.FP8, tmp_path / "out", ""), lambda stage, done, total: None)
+    with pytest.raises(UnsupportedFormat, match="is quantised already"):
+        quantize(
+            QuantizeJob(tmp_path / "out", WeightPrecision.INT8, tmp_path / "b", ""), lambda stage, done, total: None
+        )
+
+
+def test_scaling_by_activations_lowers_the_error_of_outputs() -> None:
+    draw = torch.Generator().manual_seed(4)
+    x, weight = torch.randn(300, 64, generator=draw), torch.randn(48, 64, generator=draw)
+    x[:, 9] *= 30
+    sample = sample_of(x)
+    scale = best_scale([weight], sample, 32)
+    plain, scaled = rounded_int4(weight, 32).dequantize(), rounded_int4(weight * scale, 32).dequantize() / scale
+    assert float(((scaled - weight) @ x.T).norm()) < 0.6 * float(((plain - weight) @ x.T).norm())
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_compensation_lowers_the_error_of_outputs_with_the_same_multipliers(kind: str) -> None:
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(600, 96, generator=draw) @ torch.randn(96, 96, generator=draw)
+    weight = torch.randn(40, 96, generator=draw)
+    nearest = rounded_int4(weight, 32) if kind == "int4" else encode(weight, kind)
+    better = compensated_to(nearest, weight, x.T @ x / len(x))
+    errors = [float(((form.dequantize() - weight) @ x.T).norm()) for form in (nearest, better)]
+    assert errors[1] < 0.85 * errors[0]
+    assert torch.equal(better.scales, nearest.scales)
+
+
+def test_compare_measures_nothing_between_a_model_and_itself_and_something_else_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.quantize.quality.load_text", lambda spec: KnownTokens())
+    plain = llama(tmp_path / "plain")
+    same = compare(plain, ("stored", "stored"), "text", "mine")
+    assert (same.perplexity_change, same.agreement, same.mean_kl, same.tokens) == (0.0, 1.0, 0.0, len(TOKENS) - 1)
+    other = compare(plain, ("stored", "fp4"), "text", "mine")
+    assert other.mean_kl > 0
+    assert other.agreement < 1
+
+
+def test_texts_are_two_and_of_some_length() -> None:
+    texts = calibration_text(), evaluation_text()
+    assert all(len(text.split()) > 900 for text in texts)
+    assert not set(texts[0].splitlines()) & set(texts[1].splitlines()) - {""}
