@@ -85,11 +85,7 @@ async def test_history_with_calls_is_rendered_as_over_http(
     told = {"id": "call_1", "type": "function", "function": function}
     messages = [
         {"role": "user", "content": "add"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [told]},
         {"role": "tool", "content": "2", "tool_call_id": "call_1"},
     ]
     body = {"model": MODEL, "messages": messages, "tools": [HTTP_TOOL]}
