@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from daemon.api.openai.reply import chat_logprobs
@@ -10,12 +11,36 @@ from daemon.serving.events import LogprobEntry, ReasoningDelta, TextDelta, ToolC
 Told = dict[str, Any]  # an event of the stream, without its sequence number
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an item of text is written: its fields and the names of its events."""
+
+    prefix: str
+    fields: tuple[str, ...]  # lists that are empty at first
+    part: str  # the type of its one part
+    holds: str  # which of the lists the part is in
+    index: str  # what events call the part's number
+    part_event: str
+    text_event: str
+
+
+_MESSAGE = _Form("msg", ("content",), "output_text", "content", "content_index", "content_part", "output_text")
+_REASONING = _Form(
+    "rs", ("summary", "content"), "reasoning_text", "content", "content_index", "content_part", "reasoning_text"
+)
+_SUMMARY = _Form(
+    "rs", ("summary",), "summary_text", "summary", "summary_index", "reasoning_summary_part", "reasoning_summary_text"
+)
+
+
 class OutputItems:
     """Items follow one another; a new kind of event closes the one that is open. Mutable. Owner: one answer."""
 
-    def __init__(self, answer_hex: str) -> None:
+    def __init__(self, answer_hex: str, *, summary: bool = False) -> None:
+        """summary: thinking is told where clients look for a summary of it."""
         self.items: list[dict[str, Any]] = []
         self._hex = answer_hex
+        self._forms = {"message": _MESSAGE, "reasoning": _SUMMARY if summary else _REASONING}
         self._open: str | None = None  # the kind of the last item, while more may come of it
         self._pieces: list[str] = []  # of the open item's text
         self._logprobs: list[dict[str, Any]] = []
@@ -35,7 +60,8 @@ class OutputItems:
     def reasoning(self, delta: ReasoningDelta) -> list[Told]:
         told = self._begin("reasoning")
         self._pieces.append(delta.text)
-        return [*told, self._of_item("response.reasoning_text.delta", content_index=0, delta=delta.text)]
+        form = self._forms["reasoning"]
+        return [*told, self._of_item(f"response.{form.text_event}.delta", **{form.index: 0}, delta=delta.text)]
 
     def call(self, delta: ToolCallDelta) -> list[Told]:
         told: list[Told] = []
@@ -71,12 +97,12 @@ class OutputItems:
             item["arguments"] = text
             told.append(self._of_item("response.function_call_arguments.done", arguments=text, name=item["name"]))
         else:
-            part = self._part(kind, text)
-            item["content"] = [part]
-            done = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
+            form, part = self._forms[kind], self._part(kind, text)
+            item[form.holds] = [part]
             extra = {"logprobs": self._logprobs} if kind == "message" else {}
-            told.append(self._of_item(done, content_index=0, text=text, **extra))
-            told.append(self._of_item("response.content_part.done", content_index=0, part=part))
+            at = {form.index: 0}
+            told.append(self._of_item(f"response.{form.text_event}.done", **at, text=text, **extra))
+            told.append(self._of_item(f"response.{form.part_event}.done", **at, part=part))
         item["status"] = status
         self._pieces, self._logprobs = [], []
         return [*told, self._item_event("response.output_item.done")]
@@ -85,26 +111,21 @@ class OutputItems:
         if self._open == kind:
             return []
         told = self.close("completed")
+        form = self._forms[kind]
+        item: Told = {"id": self._id(form.prefix), "type": kind, "status": "in_progress"}
         if kind == "message":
-            item = {
-                "id": self._id("msg"),
-                "type": "message",
-                "status": "in_progress",
-                "role": "assistant",
-                "content": [],
-            }
-        else:
-            item = {"id": self._id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            item["role"] = "assistant"
+        item |= {name: [] for name in form.fields}
         self.items.append(item)
         told.append(self._item_event("response.output_item.added"))
         self._open = kind
-        told.append(self._of_item("response.content_part.added", content_index=0, part=self._part(kind, "")))
+        part = self._part(kind, "")
+        told.append(self._of_item(f"response.{form.part_event}.added", **{form.index: 0}, part=part))
         return told
 
     def _part(self, kind: str, text: str) -> dict[str, Any]:
-        if kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+        part: dict[str, Any] = {"type": self._forms[kind].part, "text": text}
+        return part | {"annotations": [], "logprobs": self._logprobs} if kind == "message" else part
 
     def _id(self, prefix: str) -> str:
         """Holds the answer's own id, so that a later request can name the item."""

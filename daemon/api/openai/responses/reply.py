@@ -9,7 +9,7 @@ import msgspec
 from daemon.api.errors import sentence
 from daemon.api.openai.reply import encode
 from daemon.api.openai.responses.output import OutputItems, Told
-from daemon.api.openai.responses.request import ResponsesBody
+from daemon.api.openai.responses.request import ResponsesBody, summary_wanted
 from daemon.serving.events import ChoiceDone, ChoiceEvent, ReasoningDelta, TextDelta, TokenUsage, ToolCallDelta
 from engine.errors import BayardError
 
@@ -19,7 +19,7 @@ class ResponseWriter:
 
     def __init__(self, response_id: str, created: int, body: ResponsesBody) -> None:
         self.object = _head(response_id, created, body)
-        self._items = OutputItems(response_id.partition("_")[2])
+        self._items = OutputItems(response_id.partition("_")[2], summary=summary_wanted(body) is not None)
         self._next_number = 0
         self._begun = False
 
@@ -98,7 +98,7 @@ def _head(response_id: str, created: int, body: ResponsesBody) -> dict[str, Any]
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": summary_wanted(body)},
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,

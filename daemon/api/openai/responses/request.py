@@ -18,6 +18,7 @@ from daemon.serving.tools import ToolMode, ToolUse
 from engine.errors import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
+SUMMARIES = ("auto", "concise", "detailed")
 INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})  # reasoning comes in clear: nothing is lost
 
 
@@ -35,9 +36,11 @@ class TextField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReasoningField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """summary: where the thinking is told; it is told whole."""
+
     effort: str | None = None
-    summary: Any = None  # the thinking itself is told
-    generate_summary: Any = None
+    summary: str | None = None
+    generate_summary: str | None = None  # its older name
 
 
 class FlatTool(msgspec.Struct, frozen=True):
@@ -140,6 +143,11 @@ def read_response(body: ResponsesBody, items: Sequence[Item]) -> GenerationReque
     )
 
 
+def summary_wanted(body: ResponsesBody) -> str | None:
+    """What the client called the summary it asked for; None for none."""
+    return None if body.reasoning is None else body.reasoning.summary or body.reasoning.generate_summary
+
+
 def _read_logprobs(body: ResponsesBody) -> int | None:
     if LOGPROBS in (body.include or ()) or body.top_logprobs:
         return body.top_logprobs or 0
@@ -200,6 +208,7 @@ def _refuse_unsupported(body: ResponsesBody) -> None:
         ("moderation", body.moderation is not None, "Nothing is moderated here."),
         ("access_programs", bool(body.access_programs), "There are none here."),
         ("prompt", body.prompt is not None, "No prompts are kept here; send the text itself."),
+        ("reasoning.summary", summary_wanted(body) not in (None, *SUMMARIES), f"Use one of {', '.join(SUMMARIES)}."),
         ("truncation", body.truncation not in (None, "disabled"), "Nothing is left out of a conversation silently."),
         ("include", bool(unknown), f"{', '.join(unknown)[:64]} is not there to be included."),
     ]

@@ -84,6 +84,34 @@ async def test_stream_helper_and_whole_answer_agree(client: openai.AsyncOpenAI, 
     assert streamed.usage == whole.usage
 
 
+async def test_thinking_is_told_as_the_summary_that_was_asked_for(
+    client: openai.AsyncOpenAI, services: FakeServices
+) -> None:
+    add_replica(services.router, "thinker", services.engine, text=ByteText(thinks=True))
+    services.engine.reply = "<think>\nhm\n</think>\n\nParis"
+    kinds: list[str] = []
+    async with client.responses.stream(
+        model="thinker", input="hi", reasoning={"effort": "low", "summary": "auto"}
+    ) as stream:
+        async for event in stream:
+            kinds += [] if event.type in kinds else [event.type]
+        final = await stream.get_final_response()
+    thought, message = final.output
+    assert thought.type == "reasoning"
+    assert [part.text for part in thought.summary] == ["hm"]
+    assert final.output_text == "Paris"
+    assert kinds[2:7] == [
+        "response.output_item.added",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+    ]
+    assert message.type == "message"
+    again = await client.responses.create(model="thinker", input="so", previous_response_id=final.id)
+    assert again.output_text == "Paris"
+
+
 async def test_whole_object_equals_the_streams_terminal_one(http: httpx.AsyncClient) -> None:
     body = {"model": MODEL, "input": "hi", "top_logprobs": 1, "metadata": {"a": "b"}}
     whole = (await http.post(PATH, json=body)).json()
@@ -267,6 +295,7 @@ async def test_old_answers_are_forgotten(services: FakeServices) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "poem"}}, "reasoning.summary"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"messages": []}, "messages"),
