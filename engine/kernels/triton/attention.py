@@ -281,13 +281,14 @@ def _decode(
         partial = torch.empty(sequences * num_heads * splits, dim, dtype=torch.float32, device=q.device)
         stats = torch.empty(sequences * num_heads * splits, 2, dtype=torch.float32, device=q.device)
     block_d = max(16, triton.next_power_of_2(dim))
+    tile = tiles.decode_tile(dim, view.element_size())
     _decode_kernel[(sequences, groups, splits)](
         q, view, out, partial, stats, block_tables, context_lens, q if sinks is None else sinks,
         q.stride(0), q.stride(1), block_tables.stride(0), view.stride(0), view.stride(1), view.stride(2),
         num_heads, scale,
-        repeat, max(16, triton.next_power_of_2(repeat)), 64, dim, block_d,
+        repeat, max(tile.block_m, triton.next_power_of_2(repeat)), tile.block_n, dim, block_d,
         page, window_tokens or 0, softcap or 0.0, sinks is not None, splits,
-        num_warps=2 if dim <= 128 else 4, num_stages=tiles.stages(64, dim, view.element_size(), 96 << 10),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(sequences * num_heads,)](partial, stats, out, dim, block_d, splits, num_warps=2)

@@ -54,6 +54,11 @@ def prefill_tile(dim: int, element_bytes: int, *, windowed: bool, shared_bytes: 
     return Tile(block_m, block_n, 8 if block_m >= 128 else 4, stages(block_n, dim, element_bytes, left))
 
 
+def decode_tile(dim: int, element_bytes: int) -> Tile:
+    """Tiles for one query a sequence. Two programs or more are to fit a multiprocessor."""
+    return Tile(16, 64, 2 if dim <= 128 else 4, stages(64, dim, element_bytes, SMALLEST_SHARED_BYTES))
+
+
 def stages(block_n: int, dim: int, element_bytes: int, budget_bytes: int) -> int:
     """Tiles of K and V in flight that fit the budget: 3 at most."""
     tile_bytes = 2 * block_n * triton.next_power_of_2(dim) * max(2, element_bytes)
