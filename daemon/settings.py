@@ -72,7 +72,10 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least important line written."
     )
-    format: Literal["console", "json"] = Field(default="console", description="For people, or one JSON object a line.")
+    format: Literal["console", "json", "journal"] = Field(
+        default="console",
+        description="For people, one JSON object a line, or the systemd journal with every value as a field.",
+    )
 
 
 class WorkerSettings(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import Any, TextIO, cast
@@ -11,6 +12,7 @@ from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 from daemon.settings import LogSettings
+from daemon.telemetry.journal import JournalStream
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 QUIET = ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "apscheduler", "alembic", "asyncio")
@@ -18,7 +20,7 @@ QUIET = ("uvicorn.error", "uvicorn.access", "httpx", "httpcore", "apscheduler", 
 
 def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send structlog and the standard library's loggers to stderr in one form. Mutates: both, process-wide."""
-    out = _Unbreakable(stream or sys.stderr)
+    out = _Unbreakable(stream or _stream_of(settings))
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -26,7 +28,7 @@ def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
         structlog.processors.StackInfoRenderer(),
     ]
     render: list[Processor]
-    if settings.format == "json":
+    if settings.format in ("json", "journal"):
         told = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
         render = [told, structlog.processors.JSONRenderer()]
     else:
@@ -46,10 +48,22 @@ def set_up_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
         )
     )
     root = logging.getLogger()
+    for old in root.handlers:  # settings were read again
+        if isinstance(old, logging.StreamHandler) and isinstance(old.stream, _Unbreakable):
+            old.stream.leave()
     root.handlers = [handler]
     root.setLevel(LEVELS[settings.level])
     for name in QUIET:
         logging.getLogger(name).setLevel(max(LEVELS[settings.level], logging.WARNING))
+
+
+def _stream_of(settings: LogSettings) -> TextIO:
+    if settings.format == "journal":
+        try:
+            return cast(TextIO, JournalStream())
+        except OSError as error:
+            print(json.dumps({"event": "no_journal", "level": "warning", "error": str(error)}), file=sys.stderr)
+    return sys.stderr
 
 
 class _Unbreakable:
@@ -74,6 +88,11 @@ class _Unbreakable:
 
     def isatty(self) -> bool:
         return self._stream.isatty()
+
+    def leave(self) -> None:
+        """Close what was opened for the log alone."""
+        if isinstance(self._stream, JournalStream):
+            self._stream.close()
 
 
 def set_up_command_logging() -> None:
