@@ -107,7 +107,8 @@ class Ops:
     def notes(self) -> list[str]:
         """Fall-backs taken, one sentence each."""
         found = [f"Weights in {kind} are held as {held}, which kernels here read." for kind, held in self.held.items()]
-        slow = [label for label in self._on_reference if not label.startswith("embedding ")]  # a look-up is fast anywhere
+        # A look-up is fast anywhere.
+        slow = [label for label in self._on_reference if not label.startswith("embedding ")]
         if slow:
             found.append(f"Plain torch, which is slow, computes {', '.join(slow)}: {self._why_not(slow[0])}.")
         return found
