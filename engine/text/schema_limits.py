@@ -16,6 +16,12 @@ MOST_ITEMS = 10_000  # that a schema may demand of one array, object or string
 _REPEAT = re.compile(r"\{(\d+)?,?(\d+)?\}")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
+_READ = frozenset(
+    ("title", "description", "examples", "default", "deprecated", "readOnly", "writeOnly", "$comment", "x-guidance")
+)
+_VALUES = frozenset(("enum", "const", "required"))  # hold no schemas
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+
 # Spaces and line breaks as people write them, never without end.
 JSON_OPTIONS: Mapping[str, Any] = {
     "whitespace_flexible": True,
@@ -41,9 +47,10 @@ def guided_schema(schema: object, options: Mapping[str, Any], *, param: str = "r
         schema = {}
     if not isinstance(schema, Mapping):
         raise InvalidParameter("The JSON schema is no object.", "Send a schema such as {...}.", param=param)
-    _check_size(json.dumps(schema, ensure_ascii=False), "The JSON schema", param)
     _check_value(schema, 0, param)
-    return {**_without_options(schema), "x-guidance": dict(options)}
+    bare: dict[str, Any] = _bare(schema)
+    _check_size(json.dumps(bare, ensure_ascii=False), "The JSON schema", param)
+    return {**bare, "x-guidance": dict(options)}
 
 
 def check_regex(pattern: str, *, param: str = "response_format") -> None:
@@ -53,17 +60,53 @@ def check_regex(pattern: str, *, param: str = "response_format") -> None:
         raise InvalidParameter(
             f"The regular expression has {pattern.count('(')} groups; {20 * DEEPEST} are taken.", param=param
         )
-    nested = 1
-    for match in _REPEAT.finditer(pattern):
-        most = max(int(match[1] or 0), int(match[2] or 0))
-        nested *= max(1, most)
-        if most > MOST_REPEATS or nested > MOST_REPEATS**2:
-            raise InvalidParameter(
-                f"The regular expression repeats something {match[0]} times; {MOST_REPEATS:,} are taken, and "
-                f"{MOST_REPEATS**2:,} of all its counts multiplied.",
-                "Use * or +, or a smaller count.",
-                param=param,
-            )
+    copies = _copies(pattern)
+    if copies > MOST_REPEATS**2:
+        raise InvalidParameter(
+            f"The regular expression repeats something {copies:,} times, counts within counts multiplied; up to "
+            f"{MOST_REPEATS**2:,} are taken.",
+            "Use * or +, or smaller counts.",
+            param=param,
+        )
+
+
+def _copies(pattern: str) -> int:
+    """The most copies that any part of a pattern is written out to: its count, times those of the groups around it.
+
+    Raises: InvalidParameter for a single count over the limit
+    """
+    open_groups, last, at = [1], 1, 0
+    while at < len(pattern):
+        character = pattern[at]
+        count = _REPEAT.match(pattern, at) if character == "{" else None
+        if count is not None:
+            times = max(int(count[1] or 0), int(count[2] or 0), 1)
+            if times > MOST_REPEATS:
+                raise InvalidParameter(
+                    f"The regular expression has the count {count[0]}; {MOST_REPEATS:,} are taken.",
+                    "Use * or +, or a smaller count.",
+                    param="response_format",
+                )
+            last *= times
+            open_groups[-1] = max(open_groups[-1], last)
+            at = count.end()
+            continue
+        last = 1
+        if character == "(":
+            open_groups.append(1)
+        elif character == ")" and len(open_groups) > 1:
+            last = open_groups.pop()
+            open_groups[-1] = max(open_groups[-1], last)
+        at = _class_end(pattern, at) if character == "[" else at + (2 if character == "\\" else 1)
+    return max(open_groups)
+
+
+def _class_end(pattern: str, at: int) -> int:
+    """Where what follows a character class begins."""
+    at += 2 if pattern[at + 1 : at + 2] in ("]", "\\") else 1
+    while at < len(pattern) and pattern[at] != "]":
+        at += 2 if pattern[at] == "\\" else 1
+    return at + 1
 
 
 def check_text(text: str, what: str, *, param: str = "response_format") -> None:
@@ -106,8 +149,17 @@ def _check_value(value: Any, depth: int, param: str) -> None:
             _check_value(item, depth + 1, param)
 
 
-def _without_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key != "x-guidance"}
+def _bare(value: Any, *, names: bool = False) -> Any:
+    """A schema without prose, and without options for the compiler. names: the keys are the caller's."""
+    if isinstance(value, Mapping):
+        if names:
+            return {key: _bare(item) for key, item in value.items()}
+        return {
+            key: item if key in _VALUES else _bare(item, names=key in _NAMED)
+            for key, item in value.items()
+            if key not in _READ
+        }
+    return [_bare(item) for item in value] if isinstance(value, list) else value
 
 
 def json_schema(text: str, *, param: str = "response_format") -> Any:
