@@ -12,10 +12,10 @@ from typing import Any
 
 import uvicorn
 
-from daemon.responses.archive import ResponseArchive
 from daemon.batches.desk import BatchDesk
 from daemon.batches.shelf import Shelf
 from daemon.models.record import ModelRecord
+from daemon.responses.archive import ResponseArchive
 from daemon.router import Replica, Router
 from daemon.serving.embedding import EmbeddingPath
 from daemon.serving.path import ServingPath
