@@ -147,6 +147,28 @@ def host_section(lines: list[Line]) -> str:
     return "\n".join([title, "", _origin(origin), "", *table, "", note, ""])
 
 
+def quality_section(lines: list[Line]) -> str:
+    """What `bayard quantize` costs a model, form by form."""
+    origin, forms = lines[0], lines[1:]
+    rows = [
+        [
+            line["form"],
+            f"{line['second_bytes'] / 1e6:,.0f} MB",
+            f"{line['second_perplexity']:.3f} ({line['perplexity_change']:+.2%})",
+            f"{line['agreement']:.1%}",
+            f"{line['mean_kl']:.4f}",
+        ]
+        for line in forms
+    ]
+    tokens, base = (forms[0]["tokens"], forms[0]["first_perplexity"]) if forms else (0, 0.0)
+    note = (
+        f"Perplexity over {tokens:,} tokens of the built-in text; of the stored weights it is {base:.3f}. Agreement is "
+        "the share of places with the same likeliest token, divergence in nats a token. Activations are exact."
+    )
+    heads = ["written by `bayard quantize`", "size", "perplexity", "agreement", "divergence"]
+    return "\n".join([f"## {origin['model']}, precisions", "", _origin(origin), "", *_table(heads, rows), "", note, ""])
+
+
 def _origin(origin: Line) -> str:
     software = ", ".join(f"{name} {version}" for name, version in origin.get("software", {}).items() if version)
     facts = [origin["machine"], software, f"commit {origin['commit']}", origin["measured_at"]]
@@ -176,6 +198,7 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "offline": offline_section,
     "peers": peers_section,
     "host": host_section,
+    "quality": quality_section,
 }
 
 

@@ -9,6 +9,7 @@ from engine.spec.adapter_targets import PROJECTIONS
 from engine.spec.encoder_families import ENCODERS
 from engine.spec.families import FAMILIES
 from engine.spec.model_spec import CheckpointFormat
+from engine.spec.quantisation_config import CT_FORMATS, METHODS
 from engine.spec.tensor_names import stored_name
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
@@ -51,3 +52,11 @@ def test_every_projection_that_adapters_may_change_is_named() -> None:
 def test_every_stored_type_is_named() -> None:
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith("| GGUF"))
     assert line.split("|")[2].split(";")[0].split() == list(COMPUTABLE_TYPES)
+
+
+def test_every_method_of_quantised_folders_has_its_row() -> None:
+    lines = PAGE.read_text().splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("| `quant_method` |")) + 2
+    assert [line.split("|")[1].strip(" `") for line in lines[first : first + len(METHODS)]] == list(METHODS)
+    assert not lines[first + len(METHODS)]
+    assert all(f"`{name}`" in lines[first] for name in CT_FORMATS if name != "mixed-precision")

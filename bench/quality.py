@@ -1,0 +1,71 @@
+"""What each precision costs a real model: `python -m bench.quality --model FILE > bench/results/quality.jsonl`.
+
+The forms that matrices are rounded to at load, and the folders that `bayard quantize` writes with and without learning,
+each beside the stored weights on the built-in text. On a CPU forms at load are rounded to the kinds its kernels read;
+folders are of the kinds that accelerators read. One JSON line a form, the first says where they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.provenance import provenance
+from engine.errors import BayardError
+from engine.quantize.job import QuantizeJob, quantize
+from engine.quantize.quality import DEFAULT_TOKENS, compare
+from engine.quantize.texts import calibration_text, evaluation_text
+from engine.spec.precision import WeightPrecision
+
+# What is written -> (precision, whether it learns from the calibration text)
+WRITTEN = {
+    "fp8": (WeightPrecision.FP8, True),
+    "fp8, to the nearest": (WeightPrecision.FP8, False),
+    "int8, to the nearest": (WeightPrecision.INT8, False),
+    "int8-mixed": (WeightPrecision.INT8_MIXED, True),
+    "int4": (WeightPrecision.INT4, True),
+    "int4, to the nearest": (WeightPrecision.INT4, False),
+}
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
+    add = parser.add_argument
+    add("--model", required=True, type=Path)
+    add("--device", default="cpu")
+    add("--tokens", default=DEFAULT_TOKENS, type=int)
+    add("--forms", default=list(WRITTEN), type=lambda text: text.split(";"), help="; between them")
+    arguments = parser.parse_args(words)
+    print(json.dumps({**provenance("quality", arguments.device), "model": arguments.model.name}), flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bayard-quality-") as folder:
+            for number, name in enumerate(arguments.forms):
+                precision, learns = WRITTEN[name]
+                out = Path(folder) / f"{number}"
+                begun = time.monotonic()
+                text = calibration_text() if learns else ""
+                quantize(QuantizeJob(arguments.model, precision, out, text, arguments.device), lambda *_: None)
+                seconds = round(time.monotonic() - begun, 1)
+                forms = ("stored", str(out))
+                found = compare(
+                    arguments.model,
+                    forms,
+                    evaluation_text(),
+                    "built in",
+                    device=arguments.device,
+                    tokens=arguments.tokens,
+                )
+                print(json.dumps({"form": name, "quantise_s": seconds, **asdict(found)}), flush=True)
+    except BayardError as error:
+        print(f"{arguments.model}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
