@@ -4,97 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import httpx
 import openai
 import pytest
 from sqlalchemy import delete
 
-from daemon.api.batches.running import build_runner
 from daemon.api.http import build_app
 from daemon.batches import lines
-from daemon.batches.desk import read_window
-from daemon.batches.hours import read_hours
 from daemon.batches.run import PRIORITY
-from daemon.batches.runner import BatchRunner
 from daemon.settings import BatchSettings
 from daemon.store.base import utc_now
 from daemon.store.schema import Tenant
 from daemon.tenants.limits import TenantLimits
-from engine.errors import InvalidParameter
+from tests.fakes.batch_client import CHAT, answers, begin, ended, jsonl, line, running
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_services import MODEL, TESTER, FakeServices, add_replica, fake_services, http_server
-
-CHAT = "/v1/chat/completions"
-OVER = ("completed", "failed", "expired", "cancelled")
-ODD = ["/v1/files/..%2f..%2fbayard.db/content", "/v1/files/file-x/content", "/v1/batches/%00"]
-
-
-def line(number: int, **body: Any) -> dict[str, Any]:
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5, **body}
-    return {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": asked}
-
-
-def jsonl(*given: Any) -> bytes:
-    return "".join(json.dumps(one) + "\n" for one in given).encode()
-
-
-@asynccontextmanager
-async def running(services: FakeServices) -> AsyncIterator[BatchRunner]:
-    runner = build_runner(services)
-    await runner.start()
-    try:
-        yield runner
-    finally:
-        await runner.stop()
-
-
-@pytest.fixture
-async def services(tmp_path: Path) -> AsyncIterator[FakeServices]:
-    async with fake_services(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def url(services: FakeServices) -> AsyncIterator[str]:
-    async with http_server(build_app(services)) as made:
-        yield made
-
-
-@pytest.fixture
-async def client(services: FakeServices, url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=services.key, max_retries=0) as made:
-        yield made
-
-
-async def begin(client: openai.AsyncOpenAI, *given: Any, endpoint: Any = CHAT) -> Any:
-    file = await client.files.create(file=("in.jsonl", jsonl(*given)), purpose="batch")
-    return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
-
-
-async def ended(client: openai.AsyncOpenAI, batch_id: str, within_s: float = 10.0) -> Any:
-    async with asyncio.timeout(within_s):
-        while (batch := await client.batches.retrieve(batch_id)).status not in OVER:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    return batch
-
-
-async def answers(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
-    if file_id is None:
-        return {}
-    read = [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
-    found = {one["custom_id"]: one for one in read}
-    assert len(found) == len(read)
-    return found
 
 
 async def test_batch_runs_every_line_once_and_below_all_others(
@@ -278,118 +208,6 @@ async def test_tenants_see_their_own_alone(client: openai.AsyncOpenAI, services:
         ):
             with pytest.raises(openai.NotFoundError):
                 await ask()
-
-
-async def test_file_can_be_read_deleted_and_not_while_it_is_used(client: openai.AsyncOpenAI) -> None:
-    batch = await begin(client, line(0))
-    assert (await client.files.content(batch.input_file_id)).content == jsonl(line(0))
-    with pytest.raises(openai.BadRequestError, match="is read by"):
-        await client.files.delete(batch.input_file_id)
-    free = await client.files.create(file=("x.jsonl", b"{}\n"), purpose="batch")
-    assert (await client.files.delete(free.id)).deleted
-    with pytest.raises(openai.NotFoundError):
-        await client.files.retrieve(free.id)
-    pages = [file.id async for file in client.files.list(limit=1)]
-    assert pages == [batch.input_file_id]
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1/files/..%2f..%2fbayard.db/content", "/v1/files/file-x/content", "/v1/batches/%00"]
-)
-async def test_odd_ids_are_not_found(services: FakeServices, url: str, path: str) -> None:
-    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http:
-        assert (await http.get(path)).status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("fields", "files", "status"),
-    [
-        ({"purpose": "batch"}, None, 400),
-        ({"purpose": "fine-tune"}, {"file": ("a", b"{}\n")}, 400),
-        ({}, {"file": ("a", b"{}\n")}, 400),
-        ({"purpose": "batch", "odd": "1"}, {"file": ("a", b"{}\n")}, 400),
-        ({"purpose": "batch"}, {"file": ("a", b"")}, 400),
-        ({"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"},
-         {"file": ("a", b"{}\n")}, 200),
-        ({"purpose": "batch", "expires_after[seconds]": "1"}, {"file": ("a", b"{}\n")}, 400),
-    ],
-)  # fmt: skip
-async def test_upload_is_checked_and_leaves_nothing_when_refused(
-    services: FakeServices, url: str, fields: dict[str, str], files: Any, status: int
-) -> None:
-    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http:
-        response = await http.post("/v1/files", data=fields, files=files or {"x": (None, "y")})
-    assert response.status_code == status, response.text
-    stored = list(services.settings.files_dir.glob("*")) if services.settings.files_dir.exists() else []
-    assert len(stored) == int(status == 200)
-
-
-async def test_upload_bounds_are_those_set(services: FakeServices, url: str) -> None:
-    tight = BatchSettings(max_file_bytes=1024, max_stored_bytes=4096)
-    services.batches.settings = tight
-    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http:
-        large = await http.post(
-            "/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * (1024 + (64 << 10)))}
-        )
-        assert large.status_code in (413, 429)
-        assert (await http.post("/v1/files", content=b"x", headers={"content-type": "text/plain"})).status_code == 400
-        broken = await http.post(
-            "/v1/files", content=b"--b\r\nbroken", headers={"content-type": "multipart/form-data; boundary=b"}
-        )
-        assert broken.status_code == 400
-    assert not services.settings.files_dir.exists() or not list(services.settings.files_dir.iterdir())
-
-
-async def test_tidying_removes_what_has_expired(client: openai.AsyncOpenAI, services: FakeServices) -> None:
-    file = await client.files.create(file=("x.jsonl", b"{}\n"), purpose="batch")
-    kept = await begin(client, line(0))
-    far = utc_now() + timedelta(days=services.settings.batches.keep_days + 1)
-    await services.batches.tidy(far)
-    with pytest.raises(openai.NotFoundError):
-        await client.files.retrieve(file.id)
-    assert not services.batches.shelf.path(file.id).exists()
-    assert (await client.files.retrieve(kept.input_file_id)).id == kept.input_file_id
-    stranger = services.batches.shelf.new_id()
-    services.batches.shelf.append(stranger, b"x\n")
-    await services.batches.remove_strangers()
-    assert services.batches.shelf.path(stranger).exists()
-    await services.batches.remove_strangers(untouched_s=0.0)
-    assert not services.batches.shelf.path(stranger).exists()
-    assert services.batches.shelf.path(kept.input_file_id).exists()
-
-
-@pytest.mark.parametrize("window", ["", "24", "0h", "31d", "1000h", "-1h", "1m"])
-def test_window_that_is_none_is_refused(window: str) -> None:
-    with pytest.raises(InvalidParameter):
-        read_window(window)
-
-
-def test_window_is_hours_or_days() -> None:
-    assert (read_window("24h"), read_window("7d")) == (86_400, 604_800)
-
-
-@pytest.mark.parametrize(
-    ("hours", "at", "inside"),
-    [
-        ("idle", "03:00", True),
-        ("22:00-06:00", "21:59", False),
-        ("22:00-06:00", "22:00", True),
-        ("22:00-06:00", "05:59", True),
-        ("22:00-06:00", "06:00", False),
-        ("09:00-17:30", "17:29", True),
-        ("09:00-17:30", "17:30", False),
-    ],
-)
-def test_hours_include_their_begin_and_not_their_end(hours: str, at: str, inside: bool) -> None:
-    zone = ZoneInfo("Europe/Berlin")
-    now = datetime.fromisoformat(f"2026-03-10T{at}:00").replace(tzinfo=zone).astimezone(UTC)
-    assert read_hours(hours).include(now, zone) is inside
-
-
-@pytest.mark.parametrize("hours", ["", "22-6", "22:00-22:00", "24:00-06:00", "always"])
-def test_hours_that_are_none_are_refused(hours: str) -> None:
-    with pytest.raises(ValueError, match="idle"):
-        read_hours(hours)
 
 
 async def test_hours_that_are_not_now_begin_nothing(tmp_path: Path) -> None:
