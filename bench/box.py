@@ -122,6 +122,18 @@ class Box:
             "threads": found.num_threads(),
         }
 
+    def log_counts(self) -> dict[str, int]:
+        """How often each event was logged; and the newest traceback is printed."""
+        text = (self.state_dir / "serve.log").read_text()
+        if "Traceback" in text:
+            print(text[text.rindex("Traceback") :][:4000], file=sys.stderr)
+        events: dict[str, int] = {}
+        for line in text.splitlines():
+            _, found, rest = line.partition("] ")
+            if found and rest.split():
+                events[rest.split()[0]] = events.get(rest.split()[0], 0) + 1
+        return events
+
     def _env(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("BAYARD_", "XDG_"))}
         own = {"BAYARD_WORKERS_COMMAND": NULL_ENGINE, "FAKE_SCRIPT_FILE": str(self.state_dir / "script.json")}

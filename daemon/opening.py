@@ -27,6 +27,12 @@ async def open_servers(app: Appliance) -> None:
     settings = app.settings
     if settings.tls.enabled or settings.tls.admin_port is not None:
         app.tls = ServerTls(settings.tls, settings.state_dir)
+    if settings.tracing.endpoint:
+        from daemon.telemetry.tracing import Tracing
+
+        tracing = Tracing(settings.tracing.endpoint)
+        app.at_stop("tracing", lambda: asyncio.to_thread(tracing.close))
+        app.serving.settlement.spans = tracing
     # every address is taken first: a port in use is said before any model is loaded
     http_socket = listen_tcp(settings.http.host, settings.http.port, "http")
     app.at_stop("http socket", http_socket.close)

@@ -158,6 +158,14 @@ class BatchSettings(Section):
         return value
 
 
+class TracingSettings(Section):
+    endpoint: str = Field(
+        default="",
+        description="OTLP/HTTP address that traces of requests go to, `http://host:4318/v1/traces`; empty is none. "
+        "Needs the extra `bayard[tracing]`.",
+    )
+
+
 class RetentionSettings(Section):
     usage_days: int = Field(
         default=400, ge=32, le=36_500, description="Days that usage is kept by the minute; older minutes are deleted."
@@ -201,6 +209,7 @@ class Settings(Section):
     batches: BatchSettings = BatchSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
 
     _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
     _file: Path | None = PrivateAttr(default=None)

@@ -20,6 +20,7 @@ from engine.errors import BayardError
 if TYPE_CHECKING:
     from daemon.router import Router
     from daemon.telemetry.metrics import Metrics
+    from daemon.telemetry.tracing import SpanSink
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class Settlement:
         self._metrics = metrics
         self._live = live
         self._recent = recent
+        self.spans: SpanSink | None = None  # set where traces are wanted
 
     def refused(self, live: LiveRequest, ticket: Ticket | None, principal: Principal, error: BaseException) -> None:
         """It ended before anything of it reached an engine."""
@@ -94,6 +96,8 @@ class Settlement:
                 inter_token_s=live.inter_token_s,
             )
         )
+        if self.spans is not None:
+            self.spans.ended(live, ending)
         if ending.error is not None:
             fault = ending.error.http_status >= 500  # the rest is the client's own, and told to it
             (log.warning if fault else log.info)(

@@ -20,6 +20,7 @@ PACKAGES = PROJECT["tool"]["scikit-build"]["wheel"]["packages"]
 OPTIONAL = {
     "openai": "the demo's client, of the extra `demo`",
     "grpc_tools": "makes the gRPC stubs, of the extra `test`",
+    "opentelemetry": "traces, of the extra `tracing`",
     "triton": "comes with a CUDA torch",
 }
 # What the daemon may see of the engine; kernels see the errors and the forms in which weights are stored.
