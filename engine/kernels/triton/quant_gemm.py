@@ -7,6 +7,7 @@ the weight is decoded to scratch, and the matrix library multiplies it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from engine.kernels.triton.quant_gemv import CODE_NUMBERS, SCALE_NUMBERS, _scale
 SCRATCH_BYTES = 256 << 20  # of decoded numbers: a layer's largest matrix; smaller parts cost 10 %
 PROGRAMS_WANTED = 264  # two for each unit of a large GPU
 MAX_SPLITS = 8
+MAX_LOCKS = 1 << 16
 MAGIC_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 
 
@@ -140,7 +142,7 @@ def large_linear(x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None
 
 @triton.jit
 def _quant_gemm_kernel(
-    x, codes, scales, zeros, row_scales, bias, out, rows, columns, depth, groups, per_split,
+    x, codes, scales, zeros, row_scales, bias, out, parts, locks, rows, columns, depth, groups, per_split,
     CODE: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
     PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -176,10 +178,11 @@ def _quant_gemm_kernel(
             k = place
             if PACKED == 2:
                 k = (place // 16) * 32 + half * 16 + place % 16
+            # Rows that are not there are not fetched: of one row sixteen copies would be as many bytes as the codes.
             if EVEN:
-                a = tl.load(x_rows + k[None, :])
+                a = tl.load(x_rows + k[None, :], mask=in_m[:, None], other=0.0)
             else:
-                a = tl.load(x_rows + k[None, :], mask=in_k[None, :], other=0.0)
+                a = tl.load(x_rows + k[None, :], mask=in_m[:, None] & in_k[None, :], other=0.0)
             if MAGIC > 0:
                 # 128 or 1024 plus the code by setting bits, less as much plus the zero point: exact in 16 bits.
                 w = _above(stored, a.dtype, MAGIC, half, PTX)
@@ -210,25 +213,31 @@ def _quant_gemm_kernel(
     at = m.to(tl.int64)[:, None] * columns + n[None, :]
     mask = in_m[:, None] & in_n[None, :]
     if SPLITS > 1:
-        tl.store(out + split * rows.to(tl.int64) * columns + at, acc, mask=mask)
+        # The program that ends last adds all parts, always in the same order.
+        part_at = parts + at
+        part_stride = rows * columns
+        tl.store(part_at + split * part_stride, acc, mask=mask)
+        tl.debug_barrier()
+        lock = locks + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        ended = tl.atomic_add(lock, 1, sem="acq_rel")
+        if ended == SPLITS - 1:
+            total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for other in tl.static_range(SPLITS):
+                total += tl.load(part_at + other * part_stride, mask=mask, other=0.0, cache_modifier=".cg")
+            if HAS_BIAS:
+                total += tl.load(bias + safe_n).to(tl.float32)[None, :]
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+            tl.store(lock, 0)
     else:
         if HAS_BIAS:
             acc += tl.load(bias + safe_n).to(tl.float32)[None, :]
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _add_splits_kernel(
-    parts, bias, out, elements, columns, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
-):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < elements
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(parts + split * elements.to(tl.int64) + at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + at % columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+@functools.cache
+def _locks(device: torch.device) -> torch.Tensor:
+    """Zeros, which programs that add parts leave as zeros. Owner: the device's one stream of steps."""
+    return torch.zeros(MAX_LOCKS, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +266,7 @@ def quant_gemm(
     splits = tiles.splits or max(1, min(MAX_SPLITS, PROGRAMS_WANTED // (row_tiles * column_tiles), depth // 1024))
     per_split = triton.cdiv(triton.cdiv(depth, splits), block_k) * block_k
     splits = triton.cdiv(depth, per_split)
+    assert splits == 1 or row_tiles * column_tiles <= MAX_LOCKS, (rows, columns)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     parts = out
     if splits > 1:
@@ -265,18 +275,13 @@ def quant_gemm(
     _quant_gemm_kernel[(column_tiles, row_tiles, splits)](
         x.contiguous(), weight.codes if weight.codes.dtype == torch.uint8 else weight.codes.view(torch.uint8),
         weight.scales, none if weight.zeros is None else weight.zeros,
-        none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, parts,
-        rows, columns, depth, groups, per_split,
+        none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
+        parts, _locks(x.device), rows, columns, depth, groups, per_split,
         CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], group, late,
         weight.zeros is not None, weight.row_scales is not None, bias is not None, converts_fp8(x.device), magic,
         speaks_ptx(x.device), splits, depth % block_k == 0, tiles.block_m, tiles.block_n, block_k,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if splits > 1:
-        _add_splits_kernel[(triton.cdiv(out.numel(), 1024),)](
-            parts, none if bias is None else bias, out, out.numel(), columns, splits, bias is not None, 1024,
-            num_warps=4,
-        )  # fmt: skip
     return out
 
 
