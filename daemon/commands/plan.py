@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from daemon.commands.client import Reach, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from daemon.commands.plan_live import adapt, rollback
 from daemon.planning.strategy import Strategy
 from daemon.settings import Settings
 from engine.spec.precision import WeightPrecision
@@ -31,6 +32,8 @@ class PlanGroup(TyperGroup):
 
 
 app = typer.Typer(cls=PlanGroup, no_args_is_help=True, rich_markup_mode=None, help=_HELP)
+app.command()(adapt)
+app.command()(rollback)
 
 StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="What matters most.")]
 ContextOption = Annotated[

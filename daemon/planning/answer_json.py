@@ -44,5 +44,6 @@ def profile_item(profile: Profile) -> dict[str, Any]:
         "first_token_s": speed.first_token_s,
         "threads": profile.threads,
         "knobs": msgspec.to_builtins(profile.knobs),
+        "bounds": msgspec.to_builtins(profile.bounds),
         "reasons": [f"{choice.topic} {choice.value}: {choice.reason}" for choice in profile.choices],
     }

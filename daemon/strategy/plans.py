@@ -200,9 +200,13 @@ def diff(old: SavedPlan, new: SavedPlan) -> list[tuple[str, str, str, str]]:
 
 
 def _switched_facts(profile: Profile) -> dict[str, str]:
-    facts = {name: str(getattr(profile, name)) for name in ("device", "dtype", "kv_dtype", "threads", "path")}
+    shape = ("device", "weights", "dtype", "kv_dtype", "threads", "path")
+    facts = {name: str(getattr(profile, name)) for name in shape}
     facts |= {name: f"{getattr(profile, name):,}" for name in ("context_tokens", "kv_tokens")}
-    return facts | {name: str(value) for name, value in msgspec.to_builtins(profile.knobs).items()}
+    facts |= {name: str(value) for name, value in msgspec.to_builtins(profile.knobs).items()}
+    bounds = profile.bounds
+    follows = "no" if bounds is None else f"{bounds.latency.max_running:,} to {bounds.throughput.max_running:,} streams"
+    return facts | {"follows the load": follows}
 
 
 def _find(session: Session, name: str) -> SavedPlan | None:

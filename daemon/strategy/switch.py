@@ -171,7 +171,7 @@ class Switcher:
             self._leave(old, f"{switch.new} has taken its place for plan {switch.plan}")
 
     async def _roll_back(self, switch: Switch, new: WorkerView, views: Mapping[str, WorkerView]) -> None:
-        cause = new.reason
+        cause = self._cause(switch) or new.reason
         self._failures[switch.model] = _Failure(
             switch.config,
             f"the switch of {switch.model} to plan {switch.plan} failed: {cause}; the worker from before goes on",
@@ -188,6 +188,13 @@ class Switcher:
             self._leave(new, "its switch failed")
         else:
             await self._workers.want(switch.old, switch.before)
+
+    def _cause(self, switch: Switch) -> str:
+        """Why the new worker failed the last time: by now it may be starting again."""
+        for event in reversed(self._events.recent(switch.event_id, limit=1000)):
+            if (event.kind, event.subject) == ("worker", switch.new) and event.to_state in _FAILED:
+                return event.reason
+        return ""
 
     def _call_off(self, switch: Switch, views: Mapping[str, WorkerView]) -> None:
         """Another shape is wanted by now: a new worker beside the old goes; one that was drained goes on from there."""

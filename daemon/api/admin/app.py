@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from daemon.api.admin import (
+    adapting,
     admission,
     aliases,
     audit_log,
@@ -43,7 +44,7 @@ from engine.errors import BayardError, InvalidParameter
 PREFIX = "/admin/v1"
 _MODULES = (
     status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants, keys,
-    admission, logs, bundles, aliases, certificates, backups, settings, audit_log, usage_report,
+    adapting, admission, logs, bundles, aliases, certificates, backups, settings, audit_log, usage_report,
 )  # fmt: skip
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)
 log = structlog.get_logger(__name__)

@@ -41,6 +41,7 @@ class PlannedModelItem(Item):
     first_token_s: float
     threads: int
     knobs: dict[str, Any]
+    bounds: dict[str, Any] | None  # how far load may move the knobs
     reasons: list[str]
 
 

@@ -1,0 +1,232 @@
+"""A compressed day on one box: the same tide of requests against a latency plan, a throughput plan, and the schedule.
+
+    python -m bench.tide --trace azure2023_conv.csv [--gguf PATH] [--night-rate 0.3] [--plot FILE.svg] > RESULT.jsonl
+
+Night, day and night again; the day's arrivals are ten times as dense. Arrivals and lengths are a trace's, lengths cut
+to what the machine can write. The third run has both automatic plans under a schedule rule, following the load. All
+three see the same requests at the same moments. Prints provenance and one line a run; takes about six minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.box import DEFAULT_GGUF, MODEL, Box, box
+from bench.http_clients import Stream, percentile, stream
+from bench.provenance import provenance
+from bench.tide_plot import plot
+
+TIDE = 10.0  # day to night
+DAY_S = 60.0  # the shortest that a schedule rule may last
+LIMITS = ("--max-concurrency", "10000", "--requests-per-minute", "1000000", "--tokens-per-day", "1000000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    prompt_words: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """Where the night ends and begins again."""
+
+    night_s: float
+    day_s: float = DAY_S
+
+    @property
+    def length_s(self) -> float:
+        return 2 * self.night_s + self.day_s
+
+    def phase(self, at_s: float) -> str:
+        return "day" if self.night_s <= at_s < self.night_s + self.day_s else "night"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    arrival: Arrival
+    got: Stream
+
+
+def read_trace(path: Path) -> list[tuple[float, int, int]]:
+    """(seconds since the one before, context tokens, generated tokens) of each request."""
+    found: list[tuple[float, int, int]] = []
+    before: datetime | None = None
+    with path.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            gap_s = 0.0 if before is None else max(0.0, (at - before).total_seconds())
+            found.append((gap_s, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
+            before = at
+    return found
+
+
+def tide_of(
+    trace: Sequence[tuple[float, int, int]], day: Day, night_rate: float, shrink: float, longest: int
+) -> list[Arrival]:
+    """The trace's gaps, stretched to `night_rate` requests a second at night and ten times as many by day."""
+    mean_gap_s = sum(gap for gap, _, _ in trace) / max(1, len(trace) - 1)
+    arrivals, at_s = [], 0.0
+    for gap_s, context, generated in trace:
+        rate = night_rate * (TIDE if day.phase(at_s) == "day" else 1.0)
+        step_s = gap_s / mean_gap_s / rate
+        crosses_s = at_s + step_s
+        if day.phase(at_s) == "night" and at_s < day.night_s < crosses_s:  # the rest of the gap passes at day's pace
+            crosses_s = day.night_s + (crosses_s - day.night_s) / TIDE
+        at_s = crosses_s
+        if at_s >= day.length_s:
+            break
+        words = min(8 * longest, max(8, round(context / shrink)))
+        arrivals.append(Arrival(at_s, words, min(longest, max(4, round(generated / shrink)))))
+    return arrivals
+
+
+def request_of(key: str, arrival: Arrival) -> bytes:
+    """Each prompt begins differently: nothing of it is cached."""
+    body = json.dumps(
+        {
+            "model": MODEL, "stream": True, "max_tokens": arrival.output_tokens, "ignore_eos": True, "temperature": 0,
+            "stream_options": {"include_usage": True},
+            "messages": [{"role": "user", "content": f"{arrival.at_s} " + "tide " * arrival.prompt_words}],
+        }
+    ).encode()  # fmt: skip
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def replay(url: str, key: str, arrivals: Sequence[Arrival]) -> list[Answered]:
+    """Blocks: until the last answer is there."""
+    begun = time.monotonic()
+
+    async def one(arrival: Arrival) -> Answered:
+        await asyncio.sleep(max(0.0, begun + arrival.at_s - time.monotonic()))
+        return Answered(arrival, await stream(url, request_of(key, arrival)))
+
+    return await asyncio.gather(*(one(arrival) for arrival in arrivals))
+
+
+def figures(answers: Sequence[Answered], day: Day) -> dict[str, Any]:
+    """By phase: tokens of whole answers a second until the phase's last one ended, and what their readers saw."""
+    found: dict[str, Any] = {"requests": len(answers), "lost": sum(not _whole(one) for one in answers)}
+    for phase, begins_s, lasts_s in (("night", 0.0, 2 * day.night_s), ("day", day.night_s, day.day_s)):
+        mine = [one for one in answers if day.phase(one.arrival.at_s) == phase and _whole(one)]
+        if not mine:
+            continue
+        ended_s = max(one.arrival.at_s + one.got.total_s for one in mine)
+        span_s = lasts_s if phase == "night" else max(lasts_s, ended_s - begins_s)
+        waits = [one.got.ttft_s for one in mine if one.got.ttft_s is not None]
+        paces = [_pace_ms(one.got) for one in mine if one.got.tokens > 1 and one.got.ttft_s is not None]
+        found[phase] = {
+            "requests": len(mine),
+            "goodput_tok_s": round(sum(one.got.tokens for one in mine) / span_s, 2),
+            "ttft_p50_s": round(median(waits), 3),
+            "ttft_p99_s": round(percentile(waits, 0.99), 3),
+            "tpot_p50_ms": round(median(paces), 2),
+            "tpot_p99_ms": round(percentile(paces, 0.99), 2),
+        }
+    return found
+
+
+def _whole(one: Answered) -> bool:
+    return one.got.status == 200 and one.got.whole
+
+
+def _pace_ms(got: Stream) -> float:
+    assert got.ttft_s is not None
+    return 1e3 * (got.total_s - got.ttft_s) / (got.tokens - 1)
+
+
+def moves_of(made: Box, began: datetime) -> list[dict[str, Any]]:
+    """Every move of knobs and every switch, with its moment in the run, its gap and its reason."""
+    found = []
+    for event in made.admin("events?limit=1000")["items"]:
+        at_s = (datetime.fromisoformat(event["at"]) - began).total_seconds()
+        fields = event["fields"]
+        if at_s < 0 or not (fields.get("move") in ("knobs", "load") or event["to_state"] == "switched"):
+            continue
+        how = fields.get("move") or "switch"
+        gap_s = fields.get("gap_s", 0.0)  # knobs change between two steps
+        found.append(
+            {"at_s": round(at_s, 1), "how": how, "gap_s": gap_s, "to": event["to_state"], "reason": event["reason"]}
+        )
+    return sorted(found, key=lambda move: move["at_s"])
+
+
+def prepare(made: Box, run: str, day: Day) -> datetime:
+    """Plans and rules for a run; when it is to begin."""
+    if run != "scheduled":
+        made.command("plan", "activate", run)
+        return datetime.now(UTC)
+    for plan in ("latency", "throughput"):
+        made.command("plan", "adapt", plan, "--dwell", "10")
+    made.command("plan", "activate", "latency")
+    ahead = datetime.now(UTC) + timedelta(seconds=day.night_s + 25)  # the daemon starts meanwhile
+    dawn = ahead.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    cron = f"{dawn.minute} {dawn.hour} * * *"
+    made.command(
+        "schedule", "add", "day", "--plan", "throughput", "--cron", cron, "--for", f"{int(day.day_s)}s",
+        "--timezone", "UTC",
+    )  # fmt: skip
+    return dawn - timedelta(seconds=day.night_s)
+
+
+def one_run(gguf: Path, run: str, arrivals: Sequence[Arrival], day: Day, engine: str) -> dict[str, Any]:
+    """A daemon of its own, from start to stop. Blocks: for a little longer than the day."""
+    with box(gguf, BAYARD_WORKERS_COMMAND=engine, BAYARD_LIMITS_MAX_QUEUE="100000") as made:
+        key = made.tenant("tide", *LIMITS)
+        begins = prepare(made, run, day)
+        made.start()
+        made.until_serving()
+        asyncio.run(replay(made.url, key, [Arrival(0.0, 16, 8)]))  # the first request pays for what is built lazily
+        time.sleep(max(0.0, (begins - datetime.now(UTC)).total_seconds()))
+        began = datetime.now(UTC)
+        answers = asyncio.run(replay(made.url, key, arrivals))
+        ended = [(one.arrival.at_s + one.got.total_s, one.got.tokens) for one in answers if _whole(one)]
+        found = {"run": run, **figures(answers, day), "moves": moves_of(made, began)}
+        found["ended"] = [[round(at_s, 2), tokens] for at_s, tokens in sorted(ended)]
+        made.stop()
+    return found
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.tide", description=__doc__)
+    parser.add_argument("--trace", type=Path, required=True, help="TIMESTAMP,ContextTokens,GeneratedTokens")
+    parser.add_argument("--gguf", type=Path, default=DEFAULT_GGUF)
+    parser.add_argument("--night-s", type=float, default=20.0, help="of each of the two nights")
+    parser.add_argument("--night-rate", type=float, default=0.25, help="requests a second at night")
+    parser.add_argument("--shrink", type=float, default=10.0, help="lengths are divided by so much")
+    parser.add_argument("--longest", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--runs", default="latency,throughput,scheduled")
+    parser.add_argument("--engine", default=f"{sys.executable} -m engine.worker")
+    parser.add_argument("--plot", type=Path, default=None, help="an SVG of all runs")
+    asked = parser.parse_args(words)
+    day = Day(asked.night_s)
+    arrivals = tide_of(read_trace(asked.trace), day, asked.night_rate, asked.shrink, asked.longest)
+    opts = {"night_rate": asked.night_rate, "tide": TIDE, "night_s": day.night_s, "day_s": day.day_s}
+    print(json.dumps({**provenance("tide"), "model": asked.gguf.name, "opts": opts}), flush=True)
+    runs = []
+    for run in asked.runs.split(","):
+        runs.append(one_run(asked.gguf, run, arrivals, day, asked.engine))
+        print(json.dumps(runs[-1]), flush=True)
+    if asked.plot is not None:
+        asked.plot.write_text(plot(runs, [one.at_s for one in arrivals], day.length_s), encoding="utf-8")
+    return 1 if any(run["lost"] for run in runs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
