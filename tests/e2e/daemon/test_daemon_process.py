@@ -116,5 +116,5 @@ def test_daemon_whose_log_lost_its_reader_serves_and_stops(daemon: Daemon) -> No
 def test_hangup_does_not_end_the_daemon(daemon: Daemon) -> None:
     daemon.start()
     os.kill(daemon.pid, signal.SIGHUP)
-    daemon.until(lambda: "hangup" in daemon.log)
+    daemon.until(lambda: "settings_reloaded" in daemon.log)
     assert daemon.reachable()
