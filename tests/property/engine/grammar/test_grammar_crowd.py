@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import jsonschema
@@ -16,6 +17,7 @@ from tests.fakes.engine_runs import preempt_often
 from tests.fakes.schemas import SCHEMAS
 from tests.fakes.tiny_text import NoiseModel, tiny_compiler, tiny_text
 
+RUNS = int(os.environ.get("BAYARD_GRAMMAR_RUNS", "12"))  # of each mode
 TEXT = tiny_text()
 VOCAB = TEXT.vocab_size
 SPEC = spec_of(attention(), vocab=VOCAB, context=2048)
@@ -77,7 +79,7 @@ requests = st.tuples(
 
 
 @pytest.mark.parametrize("mode", ["plain", "overlap", "graphs"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=RUNS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     crowd=st.lists(requests, min_size=1, max_size=9),
     aborts=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 8)), max_size=3),
