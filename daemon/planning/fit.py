@@ -42,6 +42,7 @@ class FitModel:
     kv_dtype: str
     page_tokens: int
     correction_bytes: int = 0  # measured peak minus prediction of an earlier run of this model here
+    known_weights: MemoryItem | None = None  # weights(), worked out before: of thousands of tensors it takes a while
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -56,6 +57,8 @@ class FitModel:
 
     def weights(self) -> MemoryItem:
         """Weights as the worker holds them: blocks stay as stored, plain numbers are at most as wide as activations."""
+        if self.known_weights is not None:
+            return self.known_weights
         held = 0
         for tensor in self.spec.tensors:
             if len(tensor.shape) < 2:

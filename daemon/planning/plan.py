@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.choices import explain_choices
 from daemon.planning.datasheet import shipped_rates
 from daemon.planning.fit import DTYPE_BYTES, FitModel
+from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype
+from daemon.planning.precisions import offered_precisions, precision_note
 from daemon.planning.profile import Candidate, PlanAnswer, Profile, WhyNot
 from daemon.planning.rates import DeviceRates
 from daemon.planning.speed import SpeedModel
@@ -18,11 +20,9 @@ from daemon.planning.units import human_bytes, human_tokens
 from daemon.planning.whynot import beyond_this_version, does_not_fit
 from engine.errors import InvalidParameter
 from engine.messages import Knobs
-from engine.spec.loaded import loaded_spec
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision, weight_precision
 
-PAGE_TOKENS = 16
 SMALLEST_CONTEXT_TOKENS = 1024
 # A CPU's memory also holds everything else on the box; a pool takes no more than this of what is left, unless asked.
 _HOST_POOL_SHARE = 0.5
@@ -63,6 +63,7 @@ class Planner:
         Raises: InvalidParameter for a context beyond the model's or a count below one.
         """
         _check(spec, request)
+        forms = Forms(spec)
         candidates: list[Candidate] = []
         why_not: list[WhyNot] = []
         for budget in self.budgets:
@@ -71,15 +72,19 @@ class Planner:
                 continue
             if request.device not in (None, budget.device):
                 continue
-            held = loaded_spec(spec, request.precision, on_cpu=budget.on_cpu)
-            for kv_dtype in _kv_dtypes(budget, request)[: 1 if spec.is_encoder else None]:
-                attempt = _Attempt(self, held, traffic_of(held), budget, request, kv_dtype)
-                profile = attempt.solve()
-                if profile is None:
-                    why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
-                else:
-                    candidates.append(Candidate(profile, _score(profile, request, attempt.goal), attempt.note(profile)))
-        ranked = sorted(candidates, key=lambda candidate: -candidate.score)
+            for precision in offered_precisions(spec, budget, request.strategy, request.weights):
+                held = forms.of(precision, budget)
+                asked = replace(request, weights=precision)
+                for kv_dtype in _kv_dtypes(budget, request)[: 1 if spec.is_encoder else None]:
+                    attempt = _Attempt(self, held, budget, asked, kv_dtype)
+                    profile = attempt.solve()
+                    if profile is None:
+                        why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
+                        continue
+                    note = "; ".join(filter(None, (attempt.note(profile), precision_note(spec, precision))))
+                    candidates.append(Candidate(profile, _score(profile, request, attempt.goal), note))
+        # What the checkpoint holds comes before anything rounded, unless that was asked for or nothing else has room.
+        ranked = sorted(candidates, key=lambda candidate: (_is_rounded(candidate), -candidate.score))
         chosen = ranked[0].profile if ranked else None
         if chosen is None:
             why_not.extend(beyond_this_version(spec, traffic_of(spec), self.budgets))
@@ -106,7 +111,15 @@ class Planner:
             shared = {
                 strategy: self.answer(
                     spec,
-                    Request(strategy, context, None, like.kv_dtype, kv_tokens=like.kv_tokens, device=like.device),
+                    Request(
+                        strategy,
+                        context,
+                        None,
+                        like.kv_dtype,
+                        kv_tokens=like.kv_tokens,
+                        device=like.device,
+                        weights=like.weights,
+                    ),
                 )
                 for strategy in wanted
             }
@@ -120,11 +133,18 @@ class _Attempt:
     """One device with one KV precision."""
 
     planner: Planner
-    spec: ModelSpec
-    traffic: Traffic
+    form: Form
     budget: DeviceBudget
     request: Request
     kv_dtype: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.form.spec
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.form.traffic
 
     @property
     def goal(self) -> Goal:
@@ -139,10 +159,11 @@ class _Attempt:
             self.spec,
             self.traffic,
             self.budget.on_cpu,
-            _activation_dtype(self.budget),
+            activation_dtype(self.budget),
             self.kv_dtype,
             PAGE_TOKENS,
             self.planner.correction(self.spec.name, self.budget.device),
+            self.form.weights,
         )
 
     def speed(self) -> SpeedModel:
@@ -271,17 +292,11 @@ def _check(spec: ModelSpec, request: Request) -> None:
             raise InvalidParameter(f"--{name} is {value}; it must be at least 1.", "", param=name)
 
 
-def _activation_dtype(budget: DeviceBudget) -> str:
-    if budget.on_cpu:
-        return "float32"
-    return "bfloat16" if "bf16" in budget.capabilities else "float16"
-
-
 def _kv_dtypes(budget: DeviceBudget, request: Request) -> tuple[str, ...]:
     """Exact first; halving it is offered where the device's activations are wider."""
     if request.kv_dtype is not None:
         return (request.kv_dtype,)
-    exact = _activation_dtype(budget)
+    exact = activation_dtype(budget)
     if exact == "float32" and not GOALS[request.strategy].prefers_exact_kv:
         return (exact, "float16")
     return (exact,)
@@ -289,6 +304,10 @@ def _kv_dtypes(budget: DeviceBudget, request: Request) -> tuple[str, ...]:
 
 def _whole_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def _is_rounded(candidate: Candidate) -> bool:
+    return candidate.profile.weights != WeightPrecision.STORED
 
 
 def _score(profile: Profile, request: Request, goal: Goal) -> float:
