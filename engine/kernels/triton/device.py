@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+MAX_LOCKS = 1 << 16
+
 
 def speaks_ptx(device: torch.device) -> bool:
     """Whether inline PTX may stand in a kernel."""
@@ -23,3 +25,9 @@ def units_of(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def locks_of(device: torch.device) -> torch.Tensor:
+    """Zeros, which programs that add parts of one product leave as zeros. Owner: the device's one stream of steps."""
+    return torch.zeros(MAX_LOCKS, dtype=torch.int32, device=device)

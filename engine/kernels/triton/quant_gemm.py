@@ -7,7 +7,6 @@ the weight is decoded to scratch, and the matrix library multiplies it.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +14,12 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
-from engine.kernels.triton.device import converts_fp8, speaks_ptx
+from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx
 from engine.kernels.triton.quant_gemv import CODE_NUMBERS, SCALE_NUMBERS, _scale
 
 SCRATCH_BYTES = 256 << 20  # of decoded numbers: a layer's largest matrix; smaller parts cost 10 %
 PROGRAMS_WANTED = 264  # two for each unit of a large GPU
 MAX_SPLITS = 8
-MAX_LOCKS = 1 << 16
 MAGIC_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 
 
@@ -234,12 +232,6 @@ def _quant_gemm_kernel(
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@functools.cache
-def _locks(device: torch.device) -> torch.Tensor:
-    """Zeros, which programs that add parts leave as zeros. Owner: the device's one stream of steps."""
-    return torch.zeros(MAX_LOCKS, dtype=torch.int32, device=device)
-
-
 @dataclass(frozen=True, slots=True)
 class GemmTiles:
     block_m: int
@@ -276,7 +268,7 @@ def quant_gemm(
         x.contiguous(), weight.codes if weight.codes.dtype == torch.uint8 else weight.codes.view(torch.uint8),
         weight.scales, none if weight.zeros is None else weight.zeros,
         none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
-        parts, _locks(x.device), rows, columns, depth, groups, per_split,
+        parts, locks_of(x.device), rows, columns, depth, groups, per_split,
         CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], group, late,
         weight.zeros is not None, weight.row_scales is not None, bias is not None, converts_fp8(x.device), magic,
         speaks_ptx(x.device), splits, depth % block_k == 0, tiles.block_m, tiles.block_n, block_k,

@@ -6,21 +6,21 @@ accumulators once they are scaled: one kernel, one write of the output. Scales a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.device import units_of
+from engine.kernels.triton.device import MAX_LOCKS, locks_of, units_of
 
 
 @triton.jit
 def _scaled_gemm_kernel(
-    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, rows, columns, depth,
+    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, parts, locks, rows, columns, depth,
     WHOLE: tl.constexpr, BLOCKS: tl.constexpr, NUM_OUTLIERS: tl.constexpr, HAS_BIAS: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_O: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_O: tl.constexpr, GROUP_M: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """BLOCKS: whether scales are of blocks of BLOCK_K, [rows, K / BLOCK_K] of either side, else of rows."""
     row_tiles = tl.cdiv(rows, BLOCK_M)
@@ -35,12 +35,19 @@ def _scaled_gemm_kernel(
     safe_m = tl.minimum(m, rows - 1).to(tl.int64)
     safe_n = tl.minimum(n, columns - 1).to(tl.int64)
     lanes = tl.arange(0, BLOCK_K)
-    a_at = a + safe_m[:, None] * depth + lanes[None, :]
-    w_at = w + safe_n[None, :] * depth + lanes[:, None]
+    blocks = tl.cdiv(depth, BLOCK_K)
+    split = tl.program_id(1)
+    first = 0
+    end = blocks
+    if SPLITS > 1:
+        each = tl.cdiv(blocks, SPLITS)
+        first = split * each
+        end = tl.minimum(first + each, blocks)
+    a_at = a + safe_m[:, None] * depth + (first * BLOCK_K + lanes)[None, :]
+    w_at = w + safe_n[None, :] * depth + (first * BLOCK_K + lanes)[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     counts = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
-    blocks = tl.cdiv(depth, BLOCK_K)
-    for block in range(blocks):
+    for block in range(first, end):
         if EVEN:
             a_tile = tl.load(a_at)
             w_tile = tl.load(w_at)
@@ -59,20 +66,43 @@ def _scaled_gemm_kernel(
             total = tl.dot(a_tile, w_tile, total, out_dtype=tl.float32)
         a_at += BLOCK_K
         w_at += BLOCK_K
-    if not BLOCKS:
+    mask = (m < rows)[:, None] & (n < columns)[None, :]
+    at = m.to(tl.int64)[:, None] * columns + n[None, :]
+    last = True
+    if SPLITS > 1:
+        # The program that ends last adds all parts, always in the same order; whole numbers are exact in any.
+        part_at = parts + at
+        stride = rows * columns.to(tl.int64)
+        if WHOLE:
+            tl.store(part_at + split * stride, counts, mask=mask)
+        else:
+            tl.store(part_at + split * stride, total, mask=mask)
+        tl.debug_barrier()
+        last = tl.atomic_add(locks + tile, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            counts = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+            total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for other in tl.static_range(SPLITS):
+                part = tl.load(part_at + other * stride, mask=mask, other=0, cache_modifier=".cg")
+                if WHOLE:
+                    counts += part
+                else:
+                    total += part
+            tl.store(locks + tile, 0)
+    if last:
         if WHOLE:
             total = counts.to(tl.float32)
-        total *= tl.load(a_scales + safe_m)[:, None] * tl.load(w_scales + safe_n)[None, :]
-    if NUM_OUTLIERS > 0:
-        slots = tl.arange(0, BLOCK_O)
-        for first in tl.static_range(0, NUM_OUTLIERS, BLOCK_O):
-            kept = tl.load(a_outliers + safe_m[:, None] * NUM_OUTLIERS + (first + slots)[None, :])
-            beside = tl.load(w_outliers + safe_n[None, :] * NUM_OUTLIERS + (first + slots)[:, None])
-            total = tl.dot(kept, beside, total, input_precision="ieee")
-    if HAS_BIAS:
-        total += tl.load(bias + safe_n).to(tl.float32)[None, :]
-    mask = (m < rows)[:, None] & (n < columns)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * columns + n[None, :], total.to(out.dtype.element_ty), mask=mask)
+        if not BLOCKS:
+            total *= tl.load(a_scales + safe_m)[:, None] * tl.load(w_scales + safe_n)[None, :]
+        if NUM_OUTLIERS > 0:
+            slots = tl.arange(0, BLOCK_O)
+            for chosen in tl.static_range(0, NUM_OUTLIERS, BLOCK_O):
+                kept = tl.load(a_outliers + safe_m[:, None] * NUM_OUTLIERS + (chosen + slots)[None, :])
+                beside = tl.load(w_outliers + safe_n[None, :] * NUM_OUTLIERS + (chosen + slots)[:, None])
+                total = tl.dot(kept, beside, total, input_precision="ieee")
+        if HAS_BIAS:
+            total += tl.load(bias + safe_n).to(tl.float32)[None, :]
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +113,7 @@ class ScaledTiles:
     warps: int
     stages: int
     group_m: int = 8
+    splits: int = 1
 
 
 def scaled_gemm(
@@ -108,12 +139,17 @@ def scaled_gemm(
     block_k = 128 if blocks else tiles.block_k
     out = torch.empty(rows, columns, dtype=dtype, device=a.device)
     kept = 0 if a_outliers is None else a_outliers.shape[1]
-    grid = (triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n),)
-    _scaled_gemm_kernel[grid](
+    num_tiles = triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n)
+    splits = min(tiles.splits, triton.cdiv(depth, block_k)) if num_tiles <= MAX_LOCKS else 1
+    parts = out
+    if splits > 1:
+        kind = torch.int32 if a.dtype == torch.int8 else torch.float32
+        parts = torch.empty(splits, rows, columns, dtype=kind, device=a.device)
+    _scaled_gemm_kernel[(num_tiles, splits)](
         a, w, a_scales, w_scales, a if a_outliers is None else a_outliers, a if w_outliers is None else w_outliers,
-        a if bias is None else bias, out, rows, columns, depth,
+        a if bias is None else bias, out, parts, locks_of(a.device), rows, columns, depth,
         a.dtype == torch.int8, blocks, kept, bias is not None, depth % block_k == 0,
-        tiles.block_m, tiles.block_n, block_k, min(64, max(16, kept)), tiles.group_m,
+        tiles.block_m, tiles.block_n, block_k, min(64, max(16, kept)), tiles.group_m, splits,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
@@ -123,21 +159,28 @@ def scaled_gemm(
 CHOICES = (
     (ScaledTiles(128, 256, 128, 8, 3), 1.0),
     (ScaledTiles(128, 128, 128, 8, 4), 0.9),
-    (ScaledTiles(128, 64, 128, 4, 4), 0.75),
+    (ScaledTiles(128, 64, 128, 4, 3), 0.8),
     (ScaledTiles(64, 64, 128, 4, 4), 0.6),
 )
+SPLIT_BELOW = 1.2  # tiles a unit: fewer leave it waiting for memory
+MAX_SPLITS = 4
 
 
 def scaled_tiles(rows: int, columns: int, units: int = 132) -> ScaledTiles:
-    """The tile with which the fullest of a device's units has the least to do."""
+    """The tile with which the fullest of a device's units has the least to do, its K in parts where tiles are few."""
     if rows <= 16:
         return ScaledTiles(16, 64, 256, 4, 4)
     if rows <= 32:
         return ScaledTiles(32, 64, 256, 4, 4)
 
+    def tiles_of(tile: ScaledTiles) -> int:
+        return -(-rows // tile.block_m) * -(-columns // tile.block_n)
+
     def cost(choice: tuple[ScaledTiles, float]) -> float:
         tile, rate = choice
-        tiles = -(-rows // tile.block_m) * -(-columns // tile.block_n)
-        return -(-tiles // units) * tile.block_m * tile.block_n / rate
+        return -(-tiles_of(tile) // units) * tile.block_m * tile.block_n / rate
 
-    return min(CHOICES, key=cost)[0]
+    best = min(CHOICES, key=cost)[0]
+    if tiles_of(best) >= SPLIT_BELOW * units:
+        return best
+    return replace(best, splits=max(1, min(MAX_SPLITS, 2 * units // tiles_of(best))))

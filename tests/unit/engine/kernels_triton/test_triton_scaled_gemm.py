@@ -95,6 +95,9 @@ def test_int8_products_are_exact_before_they_are_scaled(rows: int, columns: int,
     got = scaled_gemm(a, w, a_scales, w_scales, torch.float32, bias, tiles=ScaledTiles(16, 32, 64, 4, 2))
     truth = (a.double() @ w.double().T) * a_scales.double() * w_scales.double().T + bias.double()
     assert relative(got, truth) < 1e-6
+    parted = ScaledTiles(16, 32, 64, 4, 2, splits=3)
+    for _ in range(2):  # the counters are as they were
+        assert torch.equal(scaled_gemm(a, w, a_scales, w_scales, torch.float32, bias, tiles=parted), got)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -105,6 +108,8 @@ def test_fp8_products_match_float64(blocks: bool) -> None:
     a, w = x.codes.view(torch.float8_e4m3fn), weight.codes.view(torch.float8_e4m3fn)
     got = scaled_gemm(a, w, x.scales, weight.scales, torch.float32, tiles=ScaledTiles(16, 32, 64, 4, 2))
     truth = x.dequantize().double() @ weight.dequantize().double().T
+    parted = ScaledTiles(16, 32, 64, 4, 2, splits=2)
+    assert relative(scaled_gemm(a, w, x.scales, weight.scales, torch.float32, tiles=parted), got.double()) < 1e-5
     assert relative(got, truth) < (2e-3 if DEVICE == "cuda" else 1e-6)  # matrix units sum E4M3 in fewer bits
 
 
