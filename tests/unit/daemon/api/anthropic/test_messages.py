@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from daemon.api.http import PublicApp
+from daemon.api.sse import StreamKeeper
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.fake_services import MODEL, FakeServices, add_replica
+from tests.fakes.fake_services import MODEL, FakeServices, add_replica, http_server
 from tests.fakes.fake_text import ByteText
 
 anthropic = pytest.importorskip("anthropic", reason="the official client, of the extra `conformance`")
@@ -272,3 +274,16 @@ async def test_thoughts_go_back_into_the_conversation(claude: Any, thinker: Fake
     first = await claude.messages.create(**asked)
     turns = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": "sure?"}]
     assert (await claude.messages.create(**{**asked, "messages": turns})).content
+
+
+async def test_long_wait_is_filled_with_comments_that_clients_pass_over(services: FakeServices) -> None:
+    services.engine.hold = asyncio.Event()
+    async with (
+        http_server(PublicApp(services, StreamKeeper(comment_after_s=0.05))) as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key=services.key, max_retries=0) as claude,
+    ):
+        asking = asyncio.create_task(claude.messages.create(**body(stream=True)))
+        stream = await asyncio.wait_for(asking, 5)  # the comments have begun it
+        services.engine.hold.set()
+        events = [event.type async for event in stream]
+    assert (events[0], events[-1]) == ("message_start", "message_stop")

@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from daemon.api.http import PublicApp
+from daemon.api.sse import StreamKeeper
 from daemon.models.record import FileRecord, ModelRecord, ModelState
 from daemon.store.base import utc_now
 from tests.fakes.fake_engine import FakeEngine, unit_vector
-from tests.fakes.fake_services import MODEL, FakeServices, add_replica
+from tests.fakes.fake_services import MODEL, FakeServices, add_replica, http_server
 from tests.fakes.fake_text import ByteText
 
 EMBEDDER = "embedder"
@@ -203,3 +205,16 @@ async def test_thinking_stands_beside_the_content(
     assert "".join(line["message"].get("thinking", "") for line in told) == "hm"
     shown = lines(await http.post("/api/show", json={"model": "thinker"}))[0]
     assert "thinking" in shown["capabilities"]
+
+
+async def test_lines_hold_no_comments(services: FakeServices) -> None:
+    services.engine.hold = asyncio.Event()
+    app = PublicApp(services, StreamKeeper(comment_after_s=0.02))
+    async with (
+        http_server(app) as url,
+        httpx.AsyncClient(base_url=url, headers={"x-api-key": services.key}, trust_env=False) as http,
+    ):
+        asking = asyncio.create_task(http.post("/api/chat", json={"model": MODEL, "messages": HI}))
+        await asyncio.sleep(0.2)
+        services.engine.hold.set()
+        assert lines(await asking)[-1]["done"]
