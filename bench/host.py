@@ -24,7 +24,7 @@ from engine.kernels.cpu.weights import PackedWeight, pack
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # an 8B model's matrices: rows, columns
 PROMPT_ROWS = 512
 HEADS, KV_HEADS, HEAD_DIM, PAGE_TOKENS = 32, 8, 128, 16
-KINDS = ("Q8_0", "Q4_0", "Q4_K", "BF16")
+KINDS = ("I8_ROW", "Q8_0", "Q4_0", "Q4_K", "BF16")
 Linear = Callable[..., torch.Tensor]
 FORMS: dict[str, Linear] = {"exact": ops.linear_exact, "int8": ops.linear_int8}
 
@@ -49,8 +49,8 @@ def read_rate() -> float:
 
 def product_rate(dtype: torch.dtype) -> float:
     """Operations a second of torch's own product."""
-    a, b = torch.ones(2048, 4096, dtype=dtype), torch.ones(4096, 4096, dtype=dtype)
-    return 2.0 * 2048 * 4096 * 4096 / best_s(lambda: a @ b)
+    a, b, out = (torch.ones(rows, 4096, dtype=dtype) for rows in (2048, 4096, 2048))
+    return 2.0 * 2048 * 4096 * 4096 / best_s(lambda: torch.mm(a, b, out=out))
 
 
 def layer_of(kind: str) -> list[PackedWeight]:
@@ -59,7 +59,9 @@ def layer_of(kind: str) -> list[PackedWeight]:
 
 def multiply(layer: list[PackedWeight], rows: int, run: Linear) -> Callable[[], object]:
     inputs = {columns: torch.randn(rows, columns) for _, columns in LAYER}
-    return lambda: [run(inputs[weight.shape[1]], weight) for weight in layer]
+    # A step keeps its memory: new pages for each product would be most of what is measured.
+    out = [torch.empty(rows, weight.shape[0]) for weight in layer]
+    return lambda: [run(inputs[weight.shape[1]], weight, None, to) for weight, to in zip(layer, out, strict=True)]
 
 
 def attention(context: int, dtype: torch.dtype, sequences: int) -> tuple[Callable[[], object], int]:

@@ -15,10 +15,11 @@ class GgmlType:
     name: str
     block_elements: int
     block_bytes: int
+    row_head_bytes: int = 0  # before the blocks of a row
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of a row; elements must be a multiple of block_elements."""
-        return elements // self.block_elements * self.block_bytes
+        return self.row_head_bytes + elements // self.block_elements * self.block_bytes
 
 
 GGML_TYPES: tuple[GgmlType, ...] = (
@@ -59,7 +60,9 @@ GGML_TYPES: tuple[GgmlType, ...] = (
 )
 
 TYPE_BY_ID: dict[int, GgmlType] = {t.id: t for t in GGML_TYPES}
-TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in GGML_TYPES}
+# What no file names: int8 numbers after one float32 scale a row, as engine.quant.host_blocks makes them.
+I8_ROW = GgmlType(-1, "I8_ROW", 1, 1, 4)
+TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in (*GGML_TYPES, I8_ROW)}
 
 # What there are dequantisers for (engine.quant.gguf_blocks), so what a weight may be stored as.
 COMPUTABLE_TYPES: tuple[str, ...] = (

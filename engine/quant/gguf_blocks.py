@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedFormat
-from engine.ggml_types import TYPE_BY_NAME
+from engine.ggml_types import I8_ROW, TYPE_BY_NAME
 from engine.quant.low_bits import half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3_k, shifted
 
 Dequantiser = Callable[[Tensor], Tensor]
@@ -125,6 +125,8 @@ def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
     Shapes: rows [N, row_bytes] uint8 -> [N, K] float32
     Raises: UnsupportedFormat when there is no dequantiser for kind
     """
+    if kind == I8_ROW.name:
+        return rows[:, :4].contiguous().view(torch.float32) * rows[:, 4:].view(torch.int8).to(torch.float32)
     dequantiser = DEQUANTISERS.get(kind)
     if dequantiser is None:
         raise UnsupportedFormat(

@@ -1,7 +1,8 @@
 """Codes beside scales as rows of blocks that the CPU's kernels read, so that such checkpoints run at their speed.
 
 coded                                 becomes    which is
-int8, groups that divide by 32        Q8_0       the same codes, scales to float16
+int8, a scale a row                   I8_ROW     exact
+int8, other groups that divide by 32  Q8_0       the same codes, scales to float16
 int4 of such groups, no zeros         Q4_0       the same codes, scales to float16
 int4 of such groups, with zeros       Q4_1       the same codes, scales and scale * zero to float16
 fp4_mx                                MXFP4      exact
@@ -18,14 +19,19 @@ from engine.quant.quant_tensor import QuantTensor
 
 BLOCK = 32
 ROWS_AT_ONCE = 1024
+MOST_ROW_COLUMNS = 1 << 16  # the kernels add a row's products in 32 bits
 
 
 def as_blocks(weight: CodedTensor) -> QuantTensor | Tensor:
     """The same numbers, or the nearest the kind has. Shapes: (N, K)"""
     rows, columns = weight.shape
-    whole = weight.outliers is None and weight.columns is None and weight.group % BLOCK == 0 and columns % BLOCK == 0
+    plain = weight.outliers is None and weight.columns is None
+    whole = plain and weight.group % BLOCK == 0 and columns % BLOCK == 0
     if weight.kind == "fp4_mx" and whole:
         return _rows("MXFP4", weight, weight.scales.unsqueeze(-1), _halves(weight))
+    if weight.kind == "int8" and plain and weight.scales.shape[1] == 1 and columns <= MOST_ROW_COLUMNS:
+        scale = weight.scales.to(torch.float32).contiguous().view(torch.uint8)
+        return QuantTensor("I8_ROW", torch.cat((scale, weight.codes.view(torch.uint8)), dim=1), weight.shape)
     if weight.kind in ("int4", "int8") and whole and bool(torch.isfinite(_half(weight.scales)).all()):
         scales = _spread(_half(weight.scales), weight)
         if weight.kind == "int8":

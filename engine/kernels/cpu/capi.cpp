@@ -55,7 +55,8 @@ uint8_t* shared() {
 
 bool kind_ok(int kind) { return kind >= 0 && kind < BAYARD_KINDS; }
 bool matrix_ok(int kind, int64_t n, int64_t k) {
-  return n >= 1 && k >= 1 && n < (int64_t{1} << 40) / k && k % format(kind).block_elements == 0;
+  return n >= 1 && k >= 1 && n < (int64_t{1} << 40) / k && k % format(kind).block_elements == 0 &&
+         (kind != BAYARD_I8_ROW || k <= 1 << 16);  // what sums in 32 bits can hold
 }
 bool gate_ok(int gate) { return gate >= BAYARD_SILU_MUL && gate <= BAYARD_SWIGLU_CLAMPED; }
 Rows rows(const float* p, int64_t stride, int64_t count) { return Rows{const_cast<float*>(p), stride, count}; }

@@ -138,6 +138,17 @@ struct Q6_K {
     b.q[7] = Isa::add_bits45<3>(b.q[7], high);
   }
 };
+// One scale a row: [16 float32 scales], then a block after the other.
+struct I8Row {
+  static constexpr int kBytes = 512;
+  static constexpr int kOffset = 128, kMax = 255;
+  static constexpr bool kHasMin = false, kSplit = false;
+  static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
+    const uint8_t* p = tile + 64 + kb * 512;
+    b.d = Isa::load((const float*)(tile + 4 * part));
+    for (int g = 0; g < 8; g++) b.q[g] = Isa::load_bytes(p + 64 * g + 4 * part);
+  }
+};
 // The code book of E2M1, doubled and moved up by 12.
 const int8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 struct MxFp4 {

@@ -27,6 +27,7 @@ struct Isa {
   static inline vf abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static inline vf round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static inline vf to_float(vi a) { return _mm256_cvtepi32_ps(a); }
+  static inline vi add_int(vi a, vi b) { return _mm256_add_epi32(a, b); }
   static inline vi to_int(vf a) { return _mm256_cvtps_epi32(a); }
   static inline vf exp2i(vi n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));

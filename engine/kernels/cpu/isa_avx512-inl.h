@@ -28,6 +28,7 @@ struct Isa {
   static inline vf abs(vf a) { return _mm512_abs_ps(a); }
   static inline vf round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static inline vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+  static inline vi add_int(vi a, vi b) { return _mm512_add_epi32(a, b); }
   static inline vi to_int(vf a) { return _mm512_cvtps_epi32(a); }
   static inline vf exp2i(vi n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));

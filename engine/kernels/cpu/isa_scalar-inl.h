@@ -30,6 +30,7 @@ struct Isa {
   static inline vf abs(vf a) { return from_bits(bits_of(a) & 0x7fffffff); }
   static inline vf round(vf a) { return __builtin_rintf(a); }
   static inline vf to_float(vi a) { return (float)a; }
+  static inline vi add_int(vi a, vi b) { return a + b; }
   // What the vector instruction gives out of range too.
   static inline vi to_int(vf a) {
     return a >= -2147483648.0f && a < 2147483648.0f ? (vi)__builtin_rintf(a) : INT32_MIN;

@@ -18,14 +18,16 @@ enum BayardKind {
   BAYARD_Q5_K = 9,
   BAYARD_Q6_K = 10,
   BAYARD_MXFP4 = 11,
-  BAYARD_KINDS = 12,
+  BAYARD_I8_ROW = 12,  // int8 with one float32 scale a row; a row in memory is the scale, then k bytes
+  BAYARD_KINDS = 13,
 };
 
 // Weight rows of one packed tile, and weights of one block along K.
 enum { kTileRows = 16, kBlock = 32 };
 
 // Quantised activations of one row: int8 values of a block are d * q; half[i] are sums of q over each half block and
-// sum is d * (half[0] + half[1]).
+// sum is d * (half[0] + half[1]). For I8_ROW weights d is one for the whole row and sum is that of all the row's q, a
+// whole number.
 struct BlockMeta {
   float d;
   float sum;
@@ -49,6 +51,13 @@ struct LinearArgs {
 // biased. kMaxRows is the most that any instruction set takes at once.
 enum { kMaxRows = 32 };
 typedef void (*LinearTileFn)(const LinearArgs* args, int64_t tile, int64_t m, int m_count, float* out);
+
+// The form that CPUs with tile registers take: 1 or 2 weight tiles times up to kMaxRows rows, along K from step `first`
+// to `end` (a step is 64 bytes of a prepared row). sums [tile][kMaxRows][16] come from the steps before and go to those
+// after; after the last step they are the products.
+typedef void (*LinearPairFn)(const LinearArgs* args, int64_t tile, int tiles, int64_t m, int m_count, int64_t first,
+                             int64_t end, float* sums);
+enum { kPairSums = 2 * kMaxRows * kTileRows };
 
 struct AttentionArgs {
   const float* q;            // row t, head h at q + t * q_stride + h * head_dim
@@ -86,9 +95,11 @@ struct KernelTable {
   const char* name;
   LinearTileFn linear_exact[BAYARD_KINDS];
   LinearTileFn linear_int8[BAYARD_KINDS];   // null where the kind has no integer form
-  LinearTileFn linear_bf16;                 // BF16 weights, rounded activations; null where the CPU has no such products
-  int rows_exact, rows_int8, rows_bf16;     // activation rows a call of each takes at most
+  LinearPairFn linear_bf16;                 // BF16 weights, rounded activations; null where the CPU has no such products
+  LinearPairFn linear_i8_row;               // I8_ROW weights; null likewise
+  int rows_exact, rows_int8;                // activation rows a call of each takes at most
   void (*quantise_row)(const float* x, int64_t k, int8_t* q, BlockMeta* meta);
+  void (*quantise_whole_row)(const float* x, int64_t k, int8_t* q, BlockMeta* meta);  // for I8_ROW
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int64_t k, float* out);
   void (*add_row)(const float* a, const float* b, int64_t k, float* out);
   void (*silu_mul_row)(const float* gate, const float* up, int64_t k, float* out);

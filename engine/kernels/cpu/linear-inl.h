@@ -82,6 +82,27 @@ inline void int8_rows(const LinearArgs* a, const uint8_t* tile, int64_t row, int
   }
 }
 
+// Scales that hold for all of K wait until its end: whole numbers are added until then, at most 2^31 for 2^16 columns.
+template <class F, int M>
+inline void whole_rows(const LinearArgs* a, const uint8_t* tile, int64_t row, int part, Isa::vf* acc) {
+  const int8_t* x = a->xq + row * a->xq_stride;
+  const BlockMeta* meta = a->xmeta + row * a->k_blocks;
+  Isa::vi sum[M];
+  Block b;
+  for (int64_t kb = 0; kb < a->k_blocks; kb++) {
+    if (M > 1) fetch_ahead<F>(tile, kb, part);
+    F::load(tile, kb, part, b);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const BlockMeta& s = meta[m * a->k_blocks + kb];
+      const int32_t offset = -F::kOffset * (s.half[0] + s.half[1]);
+      const Isa::vi dot = Isa::dot<0, 8, F::kMax>(b.q, x + m * a->xq_stride + 32 * kb, offset);
+      sum[m] = kb ? Isa::add_int(sum[m], dot) : dot;
+    }
+  }
+  for (int m = 0; m < M; m++) acc[m] = Isa::mul(Isa::to_float(sum[m]), Isa::mul(b.d, Isa::set(meta[m * a->k_blocks].d)));
+}
+
 struct ExactMode {
   static constexpr int kRows = Isa::kRowsExact;
   template <class F, int M>
@@ -105,6 +126,14 @@ struct Int8Mode {
   template <class F, int M>
   static inline void rows(const LinearArgs* a, const uint8_t* tile, int64_t row, int part, Isa::vf* acc) {
     int8_rows<F, M>(a, tile, row, part, acc);
+  }
+};
+
+struct WholeMode {
+  static constexpr int kRows = Isa::kRowsInt8;
+  template <class F, int M>
+  static inline void rows(const LinearArgs* a, const uint8_t* tile, int64_t row, int part, Isa::vf* acc) {
+    whole_rows<F, M>(a, tile, row, part, acc);
   }
 };
 
@@ -147,6 +176,8 @@ void fill_linear(KernelTable* t) {
   BAYARD_QUANTISED(BAYARD_Q6_K, Q6_K);
   BAYARD_QUANTISED(BAYARD_MXFP4, MxFp4);
 #undef BAYARD_QUANTISED
+  t->linear_exact[BAYARD_I8_ROW] = linear_tile<ExactMode, I8Row>;
+  t->linear_int8[BAYARD_I8_ROW] = linear_tile<WholeMode, I8Row>;
 }
 
 }  // namespace

@@ -123,47 +123,112 @@ void int8_tile(const LinearArgs* a, int64_t tile, int64_t row, int count, float*
   if (m < count) linear_tile<Int8Mode, F>(a, tile, row + m, count - m, out + kTileRows * m);
 }
 
-// Up to 32 rows of bf16 activations; 32 numbers along K a product.
-void bf16_tile(const LinearArgs* a, int64_t tile, int64_t row, int count, float* out) {
-  const uint8_t* w = a->weight + tile * a->tile_bytes;
-  const int first = count < 16 ? count : 16, second = count - first;
+// Two tiles of weights and twice 16 rows at once: each of the four operands is read once for two products. Registers 0 to
+// 3 hold the sums (row half, then weight tile), 4 and 5 activations, 6 and 7 weights.
+inline void shape_pair(int tiles, int count) {
+  const int low = count < 16 ? count : 16, high = count - low;
   TileShapes s = {};
   s.palette = 1;
-  s.set(TILE_SUM, first, 64);
-  s.set(TILE_X, first, 64);
-  s.set(TILE_WEIGHTS, 16, 64);
-  if (second) {
-    s.set(TILE_SUM2, second, 64);
-    s.set(TILE_X2, second, 64);
+  for (int t = 0; t < tiles; t++) {
+    s.set(t, low, 64);
+    s.set(6 + t, 16, 64);
+    if (high) s.set(2 + t, high, 64);
   }
+  s.set(4, low, 64);
+  if (high) s.set(5, high, 64);
   STORES_ARE_DONE();
   _tile_loadconfig(&s);
-  const size_t stride = (size_t)a->xb_stride * 2;
-  const uint16_t* x = a->xb + row * a->xb_stride;
-  const uint16_t* x2 = x + 16 * a->xb_stride;
-  _tile_zero(TILE_SUM);
-  if (second) _tile_zero(TILE_SUM2);
-  for (int64_t kb = 0; kb < a->k_blocks; kb++) {
-    fetch_ahead<Bf16>(w, kb, 0);
-    _tile_loadd(TILE_WEIGHTS, w + 1024 * kb, 64);
-    _tile_loadd(TILE_X, x + 32 * kb, stride);
-    _tile_dpbf16ps(TILE_SUM, TILE_X, TILE_WEIGHTS);
-    if (second) {
-      _tile_loadd(TILE_X2, x2 + 32 * kb, stride);
-      _tile_dpbf16ps(TILE_SUM2, TILE_X2, TILE_WEIGHTS);
+}
+
+inline void load_sums(int tiles, bool high, const float* sums) {
+  _tile_loadd(0, sums, 64);
+  if (high) _tile_loadd(2, sums + 256, 64);
+  if (tiles == 1) return;
+  _tile_loadd(1, sums + 512, 64);
+  if (high) _tile_loadd(3, sums + 768, 64);
+}
+
+inline void store_sums(int tiles, bool high, float* sums) {
+  _tile_stored(0, sums, 64);
+  if (high) _tile_stored(2, sums + 256, 64);
+  if (tiles == 1) return;
+  _tile_stored(1, sums + 512, 64);
+  if (high) _tile_stored(3, sums + 768, 64);
+}
+
+// The products of one step: 16 groups of 4 bytes along K. x and w point at the step's first byte; a macro, since a tile
+// register's number is part of the instruction.
+#define PAIR_STEP(product, x, x_stride, w, w2)         \
+  do {                                                 \
+    _tile_loadd(6, w, 64);                             \
+    _tile_loadd(4, x, x_stride);                       \
+    product(0, 4, 6);                                  \
+    if (tiles == 2) {                                  \
+      _tile_loadd(7, w2, 64);                          \
+      product(1, 4, 7);                                \
+    }                                                  \
+    if (high) {                                        \
+      _tile_loadd(5, (x) + 16 * (x_stride), x_stride); \
+      product(2, 5, 6);                                \
+      if (tiles == 2) product(3, 5, 7);                \
+    }                                                  \
+  } while (0)
+
+void bf16_pair(const LinearArgs* a, int64_t tile, int tiles, int64_t row, int count, int64_t first, int64_t end,
+               float* sums) {
+  const bool high = count > 16;
+  const int64_t stride = 2 * a->xb_stride;
+  const uint8_t* x = (const uint8_t*)(a->xb + row * a->xb_stride);
+  const uint8_t *w = a->weight + tile * a->tile_bytes, *w2 = w + a->tile_bytes;
+  shape_pair(tiles, count);
+  if (first) load_sums(tiles, high, sums);
+  for (int64_t at = first; at < end; at++)
+    PAIR_STEP(_tile_dpbf16ps, x + 64 * at, stride, w + 1024 * at, w2 + 1024 * at);
+  store_sums(tiles, high, sums);
+  _tile_release();
+}
+
+// int8 with one scale a row: sums of whole numbers along all of K, then scaled.
+void i8_row_pair(const LinearArgs* a, int64_t tile, int tiles, int64_t row, int count, int64_t first, int64_t end,
+                 float* sums) {
+  const bool high = count > 16;
+  const int64_t stride = a->xq_stride, whole = a->k_blocks / 2, steps = (a->k_blocks + 1) / 2;
+  const uint8_t* x = (const uint8_t*)(a->xq + row * stride);
+  const uint8_t *w = a->weight + tile * a->tile_bytes + 64, *w2 = w + a->tile_bytes;
+  shape_pair(tiles, count);
+  if (first) load_sums(tiles, high, sums);
+  for (int64_t at = first; at < end && at < whole; at++)
+    PAIR_STEP(_tile_dpbsud, x + 64 * at, stride, w + 1024 * at, w2 + 1024 * at);
+  if (end == steps && steps > whole) {  // half a step is left: zeros fill it
+    alignas(64) uint8_t rest[2][1024] = {}, rows[2 * 1024] = {};
+    for (int t = 0; t < tiles; t++) __builtin_memcpy(rest[t], (t ? w2 : w) + 1024 * whole, 512);
+    for (int m = 0; m < count; m++) __builtin_memcpy(rows + 64 * m, x + m * stride + 64 * whole, 32);
+    STORES_ARE_DONE();
+    PAIR_STEP(_tile_dpbsud, rows, (int64_t)64, rest[0], rest[1]);
+  }
+  store_sums(tiles, high, sums);
+  _tile_release();
+  if (end < steps) return;
+  STORES_ARE_DONE();
+  const BlockMeta* meta = a->xmeta + row * a->k_blocks;
+  for (int t = 0; t < tiles; t++) {
+    const Isa::vf d = Isa::load((const float*)((t ? w2 : w) - 64));
+    for (int m = 0; m < count; m++) {
+      float* at = sums + 16 * (kMaxRows * t + m);
+      const BlockMeta& s = meta[m * a->k_blocks];
+      const Isa::vi sum = _mm512_add_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(-128 * (int32_t)s.sum));
+      Isa::store(at, Isa::mul(Isa::to_float(sum), Isa::mul(d, Isa::set(s.d))));
     }
   }
-  _tile_stored(TILE_SUM, out, 4 * kTileRows);
-  if (second) _tile_stored(TILE_SUM2, out + 16 * kTileRows, 4 * kTileRows);
-  _tile_release();
 }
 
 }  // namespace
 
 extern "C" void bayard_fill_linear_amx(KernelTable* table) {
   fill_linear(table);
-  table->linear_bf16 = bf16_tile;
-  table->rows_int8 = table->rows_bf16 = 32;
+  table->linear_bf16 = bf16_pair;
+  table->linear_i8_row = i8_row_pair;
+  table->rows_int8 = 32;
   table->linear_int8[BAYARD_Q4_0] = int8_tile<Q4_0>;
   table->linear_int8[BAYARD_Q4_1] = int8_tile<Q4_1>;
   table->linear_int8[BAYARD_Q5_0] = int8_tile<Q5_0>;

@@ -23,7 +23,8 @@ void prepare_row(const BayardLinear& op, const float* from, const Prepared& p, i
 // How a product of m rows is cut: `chunks` pieces of tiles times `bands` of rows.
 struct Cut {
   int64_t tiles, chunk, chunks, bands, band, strip;
-  int rows;  // of a call of the kernel
+  int rows;    // of a call of the kernel
+  bool pairs;  // the kernel is one for pairs of tiles
   int64_t items() const { return chunks * bands; }
 };
 Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items);

@@ -33,10 +33,13 @@ def _heads(x: Tensor) -> Tensor:
     return x if x.stride(1) == x.shape[2] or x.shape[1] == 1 else x.contiguous()
 
 
-def _linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, mode: int) -> Tensor:
+def _linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, mode: int, out: Tensor | None) -> Tensor:
     rows = _matrix(x)
     assert rows.shape[1] == weight.shape[1], (rows.shape, weight.shape)
-    out = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.float32)
+    if out is None:
+        out = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.float32)
+    assert out.shape == (rows.shape[0], weight.shape[0]), out.shape
+    assert out.dtype is torch.float32, out.dtype
     wide = None if bias is None else bias.to(torch.float32).contiguous()
     op = linear_struct(weight, wide, mode)
     code = load().bayard_linear(
@@ -46,19 +49,19 @@ def _linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, mode: int) -> 
     return out
 
 
-def linear_exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """x times the dequantised weight's transpose, in float32 throughout."""
-    return _linear(x, weight, bias, abi.EXACT)
+def linear_exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x times the dequantised weight's transpose, in float32 throughout. out: where to put it, else new memory."""
+    return _linear(x, weight, bias, abi.EXACT, out)
 
 
-def linear_int8(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """As linear_exact, with each 32 activations rounded to 8 bits of their largest."""
-    return _linear(x, weight, bias, abi.INT8)
+def linear_int8(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """As linear_exact, with each 32 activations, or the row where weights have a scale a row, rounded to 8 bits."""
+    return _linear(x, weight, bias, abi.INT8, out)
 
 
-def linear_bf16(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+def linear_bf16(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """As linear_exact, with activations rounded to bfloat16 where the CPU multiplies those in tiles."""
-    return _linear(x, weight, bias, abi.BF16_ROUNDED)
+    return _linear(x, weight, bias, abi.BF16_ROUNDED, out)
 
 
 def embedding(token_ids: Tensor, table: RowTable, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "weights.h"
 
@@ -11,10 +12,18 @@ namespace {
 constexpr int64_t kOwnElements = 8192;        // prepared by each thread for itself rather than shared and awaited
 constexpr int64_t kStripBytes = 20 * 1024;    // of prepared rows that pass a piece of weights together
 constexpr int64_t kPieceBytes = 256 * 1024;   // of weights
+// Tile registers multiply faster than the caches between cores deliver: a piece is so many tiles and rows that few bytes
+// are read for a product, and passes K in runs of steps whose weights and rows stay in the second-level cache.
+constexpr int64_t kPairTiles = 16, kPairRows = 256, kPairSteps = 32;
+constexpr int64_t kPairLeastRows = 8;         // of I8_ROW: below, the other form is as fast
 
 bool integer(const BayardLinear& op) { return op.mode == BAYARD_INT8 && format(op.weight->kind).integer; }
 bool rounded(const BayardLinear& op) {
   return op.mode == BAYARD_BF16_ROUNDED && op.weight->kind == BAYARD_BF16 && kernels().linear_bf16;
+}
+bool pairs(const BayardLinear& op, int64_t m) {
+  if (rounded(op)) return true;
+  return integer(op) && op.weight->kind == BAYARD_I8_ROW && kernels().linear_i8_row && m >= kPairLeastRows;
 }
 
 // 16 values of one row, then what is added to them.
@@ -35,6 +44,35 @@ void finish(const BayardLinear& op, const Rows* residual, const Rows& out, int64
     if (bias) v += bias[i];
     if (add) v += add[i];
     to[i] = v;
+  }
+}
+
+struct Piece {
+  int64_t tile, tile_end, row, row_end, first;  // first: the prepared row of row 0
+};
+
+// A piece of a product by the kernels that take two tiles at once. done(row, tile, values) has a tile's sums of a row.
+template <class Done>
+void multiply_pairs(const LinearArgs& args, const Piece& p, LinearPairFn kernel, int64_t blocks_a_step, const Done& done) {
+  static thread_local std::vector<float> memory;
+  const int64_t steps = (args.k_blocks + blocks_a_step - 1) / blocks_a_step;
+  const int64_t columns = (p.tile_end - p.tile + 1) / 2, strips = (p.row_end - p.row + kMaxRows - 1) / kMaxRows;
+  const int64_t run = strips == 1 ? steps : kPairSteps;  // one strip reads the weights once however K is cut
+  const auto size = static_cast<size_t>(columns * strips * kPairSums + 16);
+  if (memory.size() < size) memory.resize(size);
+  float* sums = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  for (int64_t begin = 0; begin < steps; begin += run) {
+    const int64_t end = std::min(steps, begin + run);
+    for (int64_t i = 0; i < strips * columns; i++) {
+      const int64_t row = p.row + i / columns * kMaxRows, at = p.tile + i % columns * 2;
+      const int rows = static_cast<int>(std::min<int64_t>(kMaxRows, p.row_end - row));
+      const int tiles = static_cast<int>(std::min<int64_t>(2, p.tile_end - at));
+      float* values = sums + i * kPairSums;
+      kernel(&args, at, tiles, p.first + row, rows, begin, end, values);
+      if (end < steps) continue;
+      for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < rows; m++) done(row + m, at + t, values + (t * kMaxRows + m) * kTileRows);
+    }
   }
 }
 
@@ -80,12 +118,16 @@ void prepare_row(const BayardLinear& op, const float* from, const Prepared& p, i
   else if (op.prepare != BAYARD_PLAIN) gate_row(op.prepare)(from, from + k, k, place);
   else if (p.x) std::memcpy(place, from, static_cast<size_t>(k) * 4);
   if (op.prepare != BAYARD_PLAIN) row = place;
-  if (p.q) t.quantise_row(row, k, p.q + to * p.q_stride, p.meta + to * p.k_blocks);
-  else if (p.b) {
+  if (p.q) {
+    const auto quantise = op.weight->kind == BAYARD_I8_ROW ? t.quantise_whole_row : t.quantise_row;
+    quantise(row, k, p.q + to * p.q_stride, p.meta + to * p.k_blocks);
+  } else if (p.b) {
     uint16_t* rounded_row = p.b + to * p.b_stride;
     t.store_row(row, k, BAYARD_BF16, rounded_row);
     std::fill(rounded_row + k, rounded_row + p.k_blocks * kBlock, static_cast<uint16_t>(0));
-  } else std::fill(place + k, place + p.k_blocks * kBlock, 0.0f);
+  } else {
+    std::fill(place + k, place + p.k_blocks * kBlock, 0.0f);
+  }
 }
 
 Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items) {
@@ -94,7 +136,21 @@ Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items
   Cut c = {};
   c.tiles = (op.weight->n + kTileRows - 1) / kTileRows;
   const KernelTable& t = kernels();
-  c.rows = rounded(op) ? t.rows_bf16 : integer(op) ? t.rows_int8 : t.rows_exact;
+  c.pairs = pairs(op, m);
+  c.rows = c.pairs ? kMaxRows : integer(op) ? t.rows_int8 : t.rows_exact;
+  if (c.pairs) {
+    c.strip = kMaxRows;
+    c.chunk = kPairTiles;
+    c.band = kPairRows;
+    while (true) {
+      c.chunks = (c.tiles + c.chunk - 1) / c.chunk;
+      c.bands = (m + c.band - 1) / c.band;
+      if (c.items() >= least_items || (c.chunk == 1 && c.band == kMaxRows)) return c;
+      if (c.band > kMaxRows && m > kMaxRows && (c.band >= kTileRows * c.chunk || c.chunk == 1)) c.band /= 2;
+      else if (c.chunk > 1) c.chunk /= 2;
+      else c.band = kMaxRows;
+    }
+  }
   c.strip = std::max<int64_t>(1, kStripBytes / (c.rows * prepared_row_bytes(op))) * c.rows;
   const int64_t cached = kPieceBytes / tile_bytes(op.weight->kind, op.weight->k);
   c.chunk = std::min(piece(team, c.tiles, 1), std::max<int64_t>(1, cached));
@@ -121,10 +177,18 @@ void multiply(const BayardLinear& op, const Prepared& p, const Cut& c, int64_t i
   args.xb = p.b;
   args.xb_stride = p.b_stride;
   const KernelTable& t = kernels();
-  const LinearTileFn tile = p.b ? t.linear_bf16 : p.q ? t.linear_int8[w.kind] : t.linear_exact[w.kind];
-  alignas(64) float values[kMaxRows * kTileRows];
+  const LinearTileFn tile = p.q ? t.linear_int8[w.kind] : t.linear_exact[w.kind];
   const int64_t m0 = item / c.chunks * c.band, m1 = std::min(m, m0 + c.band);
   const int64_t t0 = item % c.chunks * c.chunk, t1 = std::min(c.tiles, t0 + c.chunk);
+  if (c.pairs) {
+    multiply_pairs(args, {t0, t1, m0, m1, first}, p.b ? t.linear_bf16 : t.linear_i8_row, p.b ? 1 : 2,
+                   [&](int64_t row, int64_t at, const float* values) {
+                     const int count = static_cast<int>(std::min<int64_t>(kTileRows, w.n - at * kTileRows));
+                     finish(op, residual, out, row, at * kTileRows, count, values);
+                   });
+    return;
+  }
+  alignas(64) float values[kMaxRows * kTileRows];
   for (int64_t s0 = m0; s0 < m1; s0 += c.strip) {
     const int64_t s1 = std::min(m1, s0 + c.strip);
     for (int64_t at = t0; at < t1; at++) {

@@ -3,46 +3,75 @@
 
 namespace {
 
+// Thirty-two numbers from block b of k, zeros after the end.
+inline const float* block_of(const float* x, int64_t k, int64_t b, float* padded) {
+  const float* p = x + b * kBlock;
+  if (k - b * kBlock >= kBlock) return p;
+  for (int64_t i = 0; i < kBlock; i++) padded[i] = b * kBlock + i < k ? p[i] : 0.0f;
+  return padded;
+}
+
+// The largest size among 32 numbers, no less than amax; fault becomes NaN as soon as one is NaN or infinite.
+inline float largest(const float* p, float amax, float* fault) {
+  const V16 first = load16(p), second = load16(p + 16);
+  V16 top, probe;
+  for (int i = 0; i < kParts; i++) {
+    top.v[i] = Isa::max(Isa::abs(first.v[i]), Isa::abs(second.v[i]));
+    probe.v[i] = Isa::fma(first.v[i], Isa::zero(), Isa::mul(second.v[i], Isa::zero()));
+  }
+  float lanes[16];
+  store16(lanes, top);
+  for (int i = 0; i < 16; i++) amax = lanes[i] > amax ? lanes[i] : amax;
+  *fault += sum16(probe);
+  return amax;
+}
+
+inline float inverse_of(float amax) { return amax < 1e-30f ? 0.0f : 127.0f / amax; }  // a tiny one's would overflow
+inline float step_of(float amax, float fault) { return (amax < 1e-30f ? 0.0f : amax / 127.0f) + fault; }
+
+inline void round_block(const float* p, float times, int8_t* q, BlockMeta* meta) {
+  const V16 first = load16(p), second = load16(p + 16);
+  const Isa::vf inverse = Isa::set(times), bound = Isa::set(127.0f), lower = Isa::set(-127.0f);
+  int32_t numbers[kBlock];
+  for (int i = 0; i < kParts; i++) {
+    Isa::vi a = Isa::to_int(Isa::max(Isa::min(Isa::mul(first.v[i], inverse), bound), lower));
+    Isa::vi c = Isa::to_int(Isa::max(Isa::min(Isa::mul(second.v[i], inverse), bound), lower));
+    __builtin_memcpy(numbers + i * Isa::kLanes, &a, sizeof a);
+    __builtin_memcpy(numbers + 16 + i * Isa::kLanes, &c, sizeof c);
+  }
+  int32_t half[2] = {0, 0};
+  for (int i = 0; i < 16; i++) half[0] += numbers[i];
+  for (int i = 16; i < 32; i++) half[1] += numbers[i];
+  for (int i = 0; i < kBlock; i++) q[i] = (int8_t)numbers[i];
+  meta->half[0] = half[0];
+  meta->half[1] = half[1];
+}
+
 void quantise_row(const float* x, int64_t k, int8_t* q, BlockMeta* meta) {
   const int64_t blocks = (k + kBlock - 1) / kBlock;
   for (int64_t b = 0; b < blocks; b++) {
-    float values[kBlock];
-    const float* p = x + b * kBlock;
-    if (k - b * kBlock < kBlock) {
-      for (int64_t i = 0; i < kBlock; i++) values[i] = b * kBlock + i < k ? p[i] : 0.0f;
-      p = values;
-    }
-    const V16 first = load16(p), second = load16(p + 16);
-    float amax = 0.0f, fault = 0.0f;
-    V16 top, probe;
-    for (int i = 0; i < kParts; i++) {
-      top.v[i] = Isa::max(Isa::abs(first.v[i]), Isa::abs(second.v[i]));
-      // 0 for numbers, NaN as soon as one is NaN or infinite
-      probe.v[i] = Isa::fma(first.v[i], Isa::zero(), Isa::mul(second.v[i], Isa::zero()));
-    }
-    float lanes[16];
-    store16(lanes, top);
-    for (int i = 0; i < 16; i++) amax = lanes[i] > amax ? lanes[i] : amax;
-    fault = sum16(probe);
-    const bool tiny = amax < 1e-30f;  // its inverse would overflow
-    const Isa::vf inverse = Isa::set(tiny ? 0.0f : 127.0f / amax);
-    int32_t numbers[kBlock];
-    for (int i = 0; i < kParts; i++) {
-      const Isa::vf bound = Isa::set(127.0f), lower = Isa::set(-127.0f);
-      Isa::vi a = Isa::to_int(Isa::max(Isa::min(Isa::mul(first.v[i], inverse), bound), lower));
-      Isa::vi c = Isa::to_int(Isa::max(Isa::min(Isa::mul(second.v[i], inverse), bound), lower));
-      __builtin_memcpy(numbers + i * Isa::kLanes, &a, sizeof a);
-      __builtin_memcpy(numbers + 16 + i * Isa::kLanes, &c, sizeof c);
-    }
-    int32_t half[2] = {0, 0};
-    for (int i = 0; i < 16; i++) half[0] += numbers[i];
-    for (int i = 16; i < 32; i++) half[1] += numbers[i];
-    for (int i = 0; i < kBlock; i++) q[b * kBlock + i] = (int8_t)numbers[i];
-    const float d = (tiny ? 0.0f : amax / 127.0f) + fault;
+    float padded[kBlock], fault = 0.0f;
+    const float* p = block_of(x, k, b, padded);
+    const float amax = largest(p, 0.0f, &fault);
+    round_block(p, inverse_of(amax), q + b * kBlock, meta + b);
+    meta[b].d = step_of(amax, fault);
+    meta[b].sum = meta[b].d * (float)(meta[b].half[0] + meta[b].half[1]);
+  }
+}
+
+void quantise_whole_row(const float* x, int64_t k, int8_t* q, BlockMeta* meta) {
+  const int64_t blocks = (k + kBlock - 1) / kBlock;
+  float padded[kBlock], amax = 0.0f, fault = 0.0f;
+  for (int64_t b = 0; b < blocks; b++) amax = largest(block_of(x, k, b, padded), amax, &fault);
+  const float inverse = inverse_of(amax), d = step_of(amax, fault);
+  int32_t total = 0;
+  for (int64_t b = 0; b < blocks; b++) {
+    round_block(block_of(x, k, b, padded), inverse, q + b * kBlock, meta + b);
+    total += meta[b].half[0] + meta[b].half[1];
+  }
+  for (int64_t b = 0; b < blocks; b++) {
     meta[b].d = d;
-    meta[b].sum = d * (float)(half[0] + half[1]);
-    meta[b].half[0] = half[0];
-    meta[b].half[1] = half[1];
+    meta[b].sum = (float)total;
   }
 }
 
@@ -178,6 +207,7 @@ int64_t argmax_row(const float* x, int64_t k, bool finite) {
 
 void fill_vector(KernelTable* t) {
   t->quantise_row = quantise_row;
+  t->quantise_whole_row = quantise_whole_row;
   t->rms_norm_row = rms_norm_row;
   t->add_row = add_row;
   t->silu_mul_row = gate_mul_row<Silu>;

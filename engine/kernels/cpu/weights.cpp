@@ -7,10 +7,13 @@ namespace bayard {
 namespace {
 
 const Format kFormats[BAYARD_KINDS] = {
-    {"F32", 1, 4, 0, 2048, false},      {"F16", 1, 2, 0, 1024, false},     {"BF16", 1, 2, 0, 1024, false},
-    {"Q4_0", 32, 18, 0, 288, true},     {"Q4_1", 32, 20, 0, 320, true},    {"Q5_0", 32, 22, 0, 352, true},
-    {"Q5_1", 32, 24, 0, 384, true},     {"Q8_0", 32, 34, 0, 544, true},    {"Q4_K", 256, 144, 64, 288, true},
-    {"Q5_K", 256, 176, 64, 352, true},  {"Q6_K", 256, 210, 32, 416, true}, {"MXFP4", 32, 17, 0, 272, true},
+    {"F32", 1, 4, 0, 2048, false, 0, 0},      {"F16", 1, 2, 0, 1024, false, 0, 0},
+    {"BF16", 1, 2, 0, 1024, false, 0, 0},     {"Q4_0", 32, 18, 0, 288, true, 0, 0},
+    {"Q4_1", 32, 20, 0, 320, true, 0, 0},     {"Q5_0", 32, 22, 0, 352, true, 0, 0},
+    {"Q5_1", 32, 24, 0, 384, true, 0, 0},     {"Q8_0", 32, 34, 0, 544, true, 0, 0},
+    {"Q4_K", 256, 144, 64, 288, true, 0, 0},  {"Q5_K", 256, 176, 64, 352, true, 0, 0},
+    {"Q6_K", 256, 210, 32, 416, true, 0, 0},  {"MXFP4", 32, 17, 0, 272, true, 0, 0},
+    {"I8_ROW", 1, 1, 0, 512, true, 4, 64},
 };
 
 // Thirty-two weights of one row: q as unsigned numbers, scales as the file has them.
@@ -199,7 +202,7 @@ const Format& format(int kind) { return kFormats[kind]; }
 int64_t tile_bytes(int kind, int64_t k) {
   const Format& f = kFormats[kind];
   const int64_t blocks = (k + kBlock - 1) / kBlock;
-  return f.packed_head * ((blocks + 7) / 8) + f.packed_block * blocks;
+  return f.packed_first + f.packed_head * ((blocks + 7) / 8) + f.packed_block * blocks;
 }
 
 void pack_tiles(int kind, const uint8_t* rows, int64_t row_stride, int64_t n, int64_t k, int64_t first, int64_t end,
@@ -219,6 +222,11 @@ void pack_tiles(int kind, const uint8_t* rows, int64_t row_stride, int64_t n, in
                       static_cast<size_t>(size));
         continue;
       }
+      if (kind == BAYARD_I8_ROW) {
+        std::memcpy(tile + 4 * lane, row, 4);
+        for (int64_t i = 0; i < k; i++) tile[f.packed_first + i / 4 * 64 + 4 * lane + i % 4] = row[f.row_head + i] ^ 0x80;
+        continue;
+      }
       Unpacked u = {};
       for (int64_t kb = 0; kb < blocks; kb++) {
         unpack(kind, row, kb, &u);
@@ -236,6 +244,12 @@ void decode_row(int kind, const uint8_t* row, int64_t k, float* out) {
   if (kind == BAYARD_F16 || kind == BAYARD_BF16) {
     for (int64_t i = 0; i < k; i++)
       out[i] = kind == BAYARD_F16 ? half_to_float(u16(row + 2 * i)) : bf16_to_float(u16(row + 2 * i));
+    return;
+  }
+  if (kind == BAYARD_I8_ROW) {
+    float d;
+    std::memcpy(&d, row, 4);
+    for (int64_t i = 0; i < k; i++) out[i] = d * static_cast<float>(static_cast<int8_t>(row[4 + i]));
     return;
   }
   Unpacked u = {};

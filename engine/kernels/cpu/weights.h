@@ -15,6 +15,8 @@ struct Format {
   int64_t packed_head;  // bytes of a tile for each run of 8 blocks of 32, before the blocks (K kinds), else 0
   int64_t packed_block; // bytes of a tile for each block of 32
   bool integer;         // has an int8 form
+  int row_head;         // bytes before the blocks of a row in memory
+  int packed_first;     // bytes before the blocks of a tile
 };
 
 const Format& format(int kind);

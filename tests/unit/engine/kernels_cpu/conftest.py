@@ -44,6 +44,11 @@ def make_random_weight(kind: str, rows: int, columns: int, seed: int = 0) -> Ran
         return RandomWeight(plain, plain.to(torch.float64))
     stored = TYPE_BY_NAME[kind]
     data = torch.randint(0, 256, (rows, stored.row_bytes(columns)), dtype=torch.uint8, generator=g)
+    if kind == "I8_ROW":
+        scales = torch.randn(rows, 1, generator=g) * 0.01
+        data[:, :4] = scales.view(torch.uint8)
+        numbers = scales * data[:, 4:].view(torch.int8)
+        return RandomWeight(QuantTensor(kind, data, (rows, columns)), numbers.double())
     blocks = data.view(rows, -1, stored.block_bytes)
     count = blocks.shape[1]
     if kind == "MXFP4":

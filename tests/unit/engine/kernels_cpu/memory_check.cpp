@@ -54,6 +54,7 @@ const Kind kKinds[] = {
     {BAYARD_Q4_0, 32, 18, {0, -1}},   {BAYARD_Q4_1, 32, 20, {0, 2}},    {BAYARD_Q5_0, 32, 22, {0, -1}},
     {BAYARD_Q5_1, 32, 24, {0, 2}},    {BAYARD_Q8_0, 32, 34, {0, -1}},   {BAYARD_Q4_K, 256, 144, {0, 2}},
     {BAYARD_Q5_K, 256, 176, {0, 2}},  {BAYARD_Q6_K, 256, 210, {208, -1}}, {BAYARD_MXFP4, 32, 17, {-1, -1}},
+    {BAYARD_I8_ROW, 1, 1, {-1, -1}},
 };
 
 // Activations rounded to bf16 give what exact ones give, nearly, and the same alone as among others.
@@ -81,10 +82,15 @@ void check_rounded(const char* isa, const BayardWeight& weight, const float* x, 
 }
 
 void check_linear(const char* isa, const Kind& kind, int n, int k, int m, std::vector<float>* first) {
-  const size_t row_bytes = static_cast<size_t>(k / kind.block_elements * kind.block_bytes);
+  const bool whole = kind.kind == BAYARD_I8_ROW;
+  const size_t row_bytes = static_cast<size_t>(k / kind.block_elements * kind.block_bytes + (whole ? 4 : 0));
   Exact<uint8_t> rows(row_bytes * static_cast<size_t>(n));
   for (size_t i = 0; i < rows.bytes(); i++) rows.at()[i] = static_cast<uint8_t>(random_bits());
-  for (size_t b = 0; b < rows.bytes(); b += static_cast<size_t>(kind.block_bytes)) {
+  for (int i = 0; whole && i < n; i++) {
+    const float scale = random_number() * 0.01f;
+    std::memcpy(rows.at() + static_cast<size_t>(i) * row_bytes, &scale, 4);
+  }
+  for (size_t b = 0; !whole && b < rows.bytes(); b += static_cast<size_t>(kind.block_bytes)) {
     for (int at : kind.scales) {
       const uint16_t small = static_cast<uint16_t>(0x2c00 | (random_bits() & 0x83ff));  // about 0.06 to 0.12
       if (at >= 0) std::memcpy(rows.at() + b + at, &small, 2);
@@ -206,8 +212,11 @@ void check_rows(const char* isa, int k, std::vector<float>* all) {
 std::vector<float> everything(const char* isa) {
   std::vector<float> all;
   g_seed = 1;
+  // Several pieces of K, of tiles and of rows, for the forms that take tiles in pairs.
+  check_linear(isa, kKinds[2], 83, 1100, 70, &all);
+  check_linear(isa, kKinds[12], 83, 2150, 70, &all);
   for (const Kind& kind : kKinds)
-    for (int n : {1, 16, 19}) {
+    for (int n : {1, 16, 19, 50}) {
       const int k = kind.block_elements == 1 ? 33 : kind.block_elements == 32 ? 96 : 512;
       for (int m : {1, 3, 8, 13, 37}) check_linear(isa, kind, n, k, m, &all);
     }

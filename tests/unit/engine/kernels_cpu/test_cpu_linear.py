@@ -17,10 +17,10 @@ EachIsa = Callable[[], Iterator[str]]
 RandomWeight = Callable[..., Any]  # kind, rows, columns -> .stored and .numbers
 
 
-def quantised_rows(x: Tensor) -> Tensor:
-    """What int8 activations stand for: each 32 rounded to 127ths of their largest."""
+def quantised_rows(x: Tensor, block: int) -> Tensor:
+    """What int8 activations stand for: each block rounded to 127ths of its largest."""
     rows, columns = x.shape
-    padded = torch.nn.functional.pad(x, (0, -columns % 32)).view(rows, -1, 32)
+    padded = torch.nn.functional.pad(x, (0, -columns % block)).view(rows, -1, block)
     step = padded.abs().amax(dim=2, keepdim=True) / 127
     q = torch.where(step > 0, (padded * (1 / step).nan_to_num(posinf=0)).round(), 0)
     return (q.double() * step.double()).view(rows, -1)[:, :columns]
@@ -54,7 +54,7 @@ def test_linear_int8_every_isa_equals_float64_of_the_rounded_activations(
     weight = random_weight(kind, 35, 768)
     packed = weights.pack(weight.stored)
     x = torch.randn(13, 768) * torch.logspace(-3, 3, 13).unsqueeze(1)
-    truth = quantised_rows(x) @ weight.numbers.T
+    truth = quantised_rows(x, 768 if kind == "I8_ROW" else 32) @ weight.numbers.T
     results = [ops.linear_int8(x, packed) for _ in each_isa()]
     # A value half way between two steps may round either way: that is one step of one weight.
     slack = bound(x, weight) + x.abs().amax(1, keepdim=True).double() / 127 * weight.numbers.abs().max()
@@ -62,7 +62,7 @@ def test_linear_int8_every_isa_equals_float64_of_the_rounded_activations(
     assert all(r.equal(results[0]) for r in results)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "I8_ROW"])
 @pytest.mark.parametrize("columns", [1, 3, 31, 33, 100, 4095])
 def test_linear_float_kinds_with_ragged_columns(
     kind: str, columns: int, each_isa: EachIsa, random_weight: RandomWeight
@@ -76,7 +76,7 @@ def test_linear_float_kinds_with_ragged_columns(
 
 
 @pytest.mark.parametrize("run", [ops.linear_exact, ops.linear_int8])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q6_K", "BF16"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q6_K", "BF16", "I8_ROW"])
 def test_linear_row_is_bit_identical_whatever_is_beside_it(
     kind: str, run: Callable[..., Tensor], each_isa: EachIsa, random_weight: RandomWeight
 ) -> None:
@@ -144,6 +144,18 @@ def test_linear_extreme_weights_and_activations_do_not_overflow(each_isa: EachIs
     x = torch.full((1, 32), -127.0)
     for _ in each_isa():
         assert ops.linear_int8(x, packed).eq(127.0 * 128 * 32).all()
+
+
+def test_linear_row_scales_hold_the_widest_sum(each_isa: EachIsa) -> None:
+    width = 1 << 16
+    data = torch.full((16, 4 + width), 0x80, dtype=torch.uint8)  # every weight -128
+    data[:, :4] = torch.tensor([1.0]).view(torch.uint8)
+    packed = weights.pack(weights.QuantTensor("I8_ROW", data, (16, width)))
+    for _ in each_isa():
+        assert ops.linear_int8(torch.full((9, width), -127.0), packed).eq(127.0 * 128 * width).all()
+    wider = torch.zeros(1, 5 + width, dtype=torch.uint8)
+    with pytest.raises(UnsupportedFormat):
+        weights.pack(weights.QuantTensor("I8_ROW", wider, (1, width + 1)))
 
 
 def test_linear_no_rows_gives_no_rows(random_weight: RandomWeight) -> None:
