@@ -17,6 +17,7 @@ from daemon.tenants.principal import Principal
 from engine.errors import NotFound, PermissionDenied, Unauthenticated
 
 PRIORITY = 1000  # below every tenant's
+MAX_BEGUN = 64  # lines of one batch that have begun, those that wait to be asked again among them
 LONGEST_PAUSE_S = 15.0  # a limit may be changed meanwhile
 log = structlog.get_logger("bayard.batches")
 
@@ -32,6 +33,22 @@ class LineAnswer:
 
 
 Ask = Callable[[Principal, str, bytes], Awaitable[LineAnswer]]
+
+
+class Place:
+    """The right to run one line, of all that run at once. Given back any number of times, it counts once."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+        self._held = True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._give_back()
+
+    def taken_again(self) -> None:
+        self._held = True
 
 
 class BatchRun:
@@ -144,22 +161,31 @@ class BatchRun:
             line = lines.read_line(found[1])
             if line.custom_id in answered:
                 continue
-            await self._may_begin()
-            task = asyncio.create_task(self._line(line), name=f"{self.record.id} line")
-            task.add_done_callback(lambda _: self._done_with())  # also of a task that is cancelled before it begins
-            self._running.add(task)
-            self._reap()
+            await self._begin(line)
         while self._running:
-            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-            self._reap()
+            await self._some_ended()
+
+    async def _begin(self, line: RequestLine) -> None:
+        while len(self._running) >= MAX_BEGUN:
+            await self._some_ended()
+        await self._may_begin()
+        place = Place(self._done_with)
+        task = asyncio.create_task(self._line(line, place), name=f"{self.record.id} line")
+        task.add_done_callback(lambda _: place.release())  # also of a task that is cancelled before it begins
+        self._running.add(task)
+        self._reap()
+
+    async def _some_ended(self) -> None:
+        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        self._reap()
 
     def _reap(self) -> None:
         for task in [task for task in self._running if task.done()]:
             self._running.discard(task)
             task.result()
 
-    async def _line(self, line: RequestLine) -> None:
-        answer = await self._answer_of(line)
+    async def _line(self, line: RequestLine, place: Place) -> None:
+        answer = await self._answer_of(line, place)
         good = answer.status == 200
         file_id = self.record.output_file_id if good else self.record.error_file_id
         assert file_id is not None
@@ -179,17 +205,24 @@ class BatchRun:
                 log.warning("batch_not_written", error=error.strerror or str(error), **self.record.facts)
                 await asyncio.sleep(LONGEST_PAUSE_S)
 
-    async def _answer_of(self, line: RequestLine) -> LineAnswer:
+    async def _answer_of(self, line: RequestLine, place: Place) -> LineAnswer:
+        """A line that has to wait leaves its place to others."""
         while True:
             try:
                 principal = self._principal_of(self.record.key_id)
             except PermissionDenied:  # suspended: it may be taken up again
-                await asyncio.sleep(LONGEST_PAUSE_S)
+                await self._pause(place, LONGEST_PAUSE_S)
                 continue
             answer = await self._ask(replace(principal, priority=PRIORITY), self.record.endpoint, bytes(line.body))
             if answer.retry_s is None:
                 return answer
-            await asyncio.sleep(min(max(1.0, answer.retry_s), LONGEST_PAUSE_S))
+            await self._pause(place, answer.retry_s)
+
+    async def _pause(self, place: Place, seconds: float) -> None:
+        place.release()
+        await asyncio.sleep(min(max(1.0, seconds), LONGEST_PAUSE_S))
+        await self._may_begin()
+        place.taken_again()
 
     async def _stop_lines(self) -> None:
         running, self._running = self._running, set()

@@ -6,11 +6,21 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from daemon.api.errors import foreign_error, wire_error
 from daemon.api.exchange import Exchange, RouteRefusal
 from daemon.batches.run import LineAnswer
 from daemon.tenants.principal import Principal
-from engine.errors import AdmissionError, BayardError, HardwareError, QuotaExceeded, WorkerLost, WorkerStalled
+from engine.errors import (
+    AdmissionError,
+    BayardError,
+    HardwareError,
+    ModelNotFound,
+    QuotaExceeded,
+    WorkerLost,
+    WorkerStalled,
+)
 
 if TYPE_CHECKING:
     from daemon.api.routes import RouteTable
@@ -18,6 +28,13 @@ if TYPE_CHECKING:
 
 ORIGIN = "batch"
 PAUSE_S = 5.0  # where an error does not say how long to wait
+
+
+class _Named(msgspec.Struct, frozen=True):
+    model: str
+
+
+_named = msgspec.json.Decoder(_Named)
 
 
 class _Inside:
@@ -61,16 +78,22 @@ class Asking:
         except RouteRefusal as refusal:
             await exchange.refuse(refusal.wire)
         except BayardError as error:
-            if (wait_s := _retry_s(error)) is not None:
+            if (wait_s := self._retry_s(error, body)) is not None:
                 return LineAnswer(503, exchange.request_id, b"{}", wait_s)
             await exchange.refuse(wire_error(error))
         if not inside.chunks:
             await exchange.refuse(foreign_error())
         return LineAnswer(inside.status, exchange.request_id, b"".join(inside.chunks))
 
+    def _retry_s(self, error: BayardError, body: bytes) -> float | None:
+        """None: asking again would end the same."""
+        if isinstance(error, ModelNotFound):  # another plan may load it, at night say
+            asked = _named.decode(body).model
+            return PAUSE_S if asked in self._services.router.imported() else None
+        return _wait_s(error)
 
-def _retry_s(error: BayardError) -> float | None:
-    """None: asking again would end the same."""
+
+def _wait_s(error: BayardError) -> float | None:
     if isinstance(error, QuotaExceeded) and error.retry_after_s is None:
         return None
     if isinstance(error, AdmissionError | WorkerLost | WorkerStalled | HardwareError):

@@ -280,3 +280,34 @@ async def test_batch_of_a_tenant_that_is_gone_ends(client: openai.AsyncOpenAI, s
             while runner.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     assert batch.id
+
+
+async def test_model_that_another_plan_loads_is_waited_for_and_holds_nobody_up(
+    client: openai.AsyncOpenAI, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.batches.run.LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("daemon.batches.run.MAX_BEGUN", 12)
+    services.router.imported = lambda: ["night"]
+    key = await services.new_key("other")
+    other = client.with_options(api_key=key)
+    async with running(services) as runner:
+        batch = await begin(client, *(line(number, model="night") for number in range(40)))
+        quick = await begin(other, line(0))
+        assert (await ended(other, quick.id)).status == "completed"
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        add_replica(services.router, "night", FakeEngine())
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 40)
+        async with asyncio.timeout(2):
+            while runner.active:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert runner._places._value == services.settings.batches.parallel
+
+
+async def test_model_that_is_not_there_is_an_error_of_its_line(
+    client: openai.AsyncOpenAI, services: FakeServices
+) -> None:
+    async with running(services):
+        done = await ended(client, (await begin(client, line(0, model="absent"))).id)
+    bad = await answers(client, done.error_file_id)
+    assert bad["r0"]["response"]["status_code"] == 404
