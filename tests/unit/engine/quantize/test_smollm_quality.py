@@ -1,0 +1,23 @@
+"""What rounding costs the small real model: a part of the built-in text; bench.quality has all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.quantize.quality import compare
+from engine.quantize.texts import evaluation_text
+
+TOKENS = 256
+# Form at load -> the most that perplexity and divergence may change. Four bits: the file's own are Q4_1 already.
+BOUNDS = {"int8": (0.005, 0.002), "int8-mixed": (0.005, 0.002), "fp8": (0.03, 0.03), "int4": (0.005, 0.002)}
+
+
+@pytest.mark.parametrize("form", BOUNDS)
+def test_rounding_costs_no_more_than_its_bound(form: str, smollm_path: Path) -> None:
+    found = compare(smollm_path, ("stored", form), evaluation_text(), "built in", tokens=TOKENS)
+    perplexity, divergence = BOUNDS[form]
+    assert 2 < found.first_perplexity < 100
+    assert abs(found.perplexity_change) < perplexity, found
+    assert found.mean_kl < divergence, found
