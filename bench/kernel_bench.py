@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from engine.kernels.triton.quant_gemm import dequantised
 from engine.quant.encode import encode
 
 Item = TypeVar("Item")
+COMPILERS = 12
 
 
 class Bench:
@@ -28,6 +30,7 @@ class Bench:
         self.sweep: bool = arguments.sweep
         self.scale: int = arguments.scale
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float16
+        self.found: dict[str, tuple[str, tuple[int, ...]]] = {}  # for engine.kernels.triton.tuned
         torch.manual_seed(0)
 
     def show(self, fig: str, **figure: object) -> None:
@@ -61,9 +64,13 @@ class Bench:
         def with_tiles(tile: Any) -> Callable[[Item], object]:
             return lambda item: run(item, tile)
 
+        with ThreadPoolExecutor(COMPILERS) as pool:  # compiling takes most of a sweep's time
+            for tile in tiles if len(tiles) > 1 else ():
+                pool.submit(with_tiles(tile), items[0])
         for tile in tiles:
             try:
-                found.append([round(self.times(with_tiles(tile), items), 2), list(astuple(tile))])
+                name = type(tile).__name__
+                found.append([round(self.times(with_tiles(tile), items), 2), [name, *astuple(tile)]])
             except Exception as error:  # noqa: BLE001 - a sweep tries what may not fit the device: that is its result
                 self.show("refused", tiles=astuple(tile), why=f"{type(error).__name__}: {error}"[:200])
         found.sort(key=lambda one: float(one[0]))

@@ -31,9 +31,10 @@ from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles, large_linear, quant_gemm
 from engine.kernels.triton.quant_gemv import GemvTiles
-from engine.kernels.triton.quant_stream import StreamTiles, few_rows, gemv_tiles
+from engine.kernels.triton.quant_stream import KERNELS, StreamTiles, few_rows, gemv_tiles
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
+from engine.kernels.triton.tuned import add, few_key
 
 Shape = tuple[int, int]  # (K, N)
 LLAMA: dict[str, Shape] = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
@@ -89,8 +90,12 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
     took = {"bf16": base_us}
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
-        tiles = [*GEMV_SWEEP, *STREAM_SWEEP, *FEW_SWEEP] if bench.sweep else [gemv_tiles(weight, rows)]
+        tiles = [*GEMV_SWEEP, *STREAM_SWEEP, *FEW_SWEEP] if bench.sweep else [gemv_tiles(weight, rows, bench.device)]
         took[kind], best = bench.best(lambda w, tile: few_rows(x, w, None, tile), copies(weight), tiles)
+        if best:
+            form, *sizes = best[0][1]
+            kernel = next(key for key, tiles_of in KERNELS.items() if tiles_of.__name__ == form)
+            bench.found[few_key(weight.code, rows, columns, depth)] = (kernel, tuple(sizes))
         bytes_s = weight.num_bytes / took[kind] * 1e6
         bench.show(
             "gemv",
@@ -234,13 +239,14 @@ def parse(words: list[str]) -> argparse.Namespace:
         return read
 
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
-    add = parser.add_argument
-    add("--device", default="cuda")
-    add("--do", default=list(PARTS), type=names(tuple(PARTS)))
-    add("--kinds", default=list(KINDS), type=names(KINDS))
-    add("--rows", default=[], type=lambda text: [int(word) for word in text.split(",")])
-    add("--sweep", action="store_true", help="try several tiles, and print the best")
-    add("--scale", default=1, type=int, help="divide all widths, for a look without a GPU")
+    option = parser.add_argument
+    option("--device", default="cuda")
+    option("--do", default=list(PARTS), type=names(tuple(PARTS)))
+    option("--kinds", default=list(KINDS), type=names(KINDS))
+    option("--rows", default=[], type=lambda text: [int(word) for word in text.split(",")])
+    option("--sweep", action="store_true", help="try several tiles, and print the best")
+    option("--write", action="store_true", help="keep the best tiles for few rows in engine/kernels/triton/tiles.json")
+    option("--scale", default=1, type=int, help="divide all widths, for a look without a GPU")
     return parser.parse_args(words)
 
 
@@ -252,6 +258,8 @@ def main(words: list[str]) -> int:
         run, usual = PARTS[part]
         for rows in arguments.rows or usual:
             run(bench, rows)
+    if arguments.write:
+        add(bench.device, bench.found)
     return 0
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.device import speaks_ptx
-from engine.kernels.triton.quant_gemm import GemmTiles, quant_gemm
+from engine.kernels.triton.quant_gemm import GemmTiles, gemm_tiles, quant_gemm
 from engine.kernels.triton.quant_gemv import (
     CODE_NUMBERS,
     CORRECTIONS,
@@ -34,6 +34,7 @@ from engine.kernels.triton.quant_gemv import (
     quant_gemv,
     words_of,
 )
+from engine.kernels.triton.tuned import few_key, tuned
 
 
 @triton.jit
@@ -193,7 +194,7 @@ def few_rows(
     tiles: GemvTiles | StreamTiles | GemmTiles | None = None,
 ) -> torch.Tensor:
     """The kernel that is the fastest for this shape. Shapes: as quant_stream"""
-    tiles = tiles or gemv_tiles(weight, x.shape[0])
+    tiles = tiles or gemv_tiles(weight, x.shape[0], x.device)
     if isinstance(tiles, StreamTiles):
         return quant_stream(x, weight, bias, tiles)
     if isinstance(tiles, GemmTiles):
@@ -201,9 +202,23 @@ def few_rows(
     return quant_gemv(x, weight, bias, tiles)
 
 
-def gemv_tiles(weight: CodedWeight, rows: int) -> GemvTiles | StreamTiles | GemmTiles:
-    """Measured on an H200 over a Llama-8B's shapes."""
-    columns = weight.shape[0]
+KERNELS: dict[str, type[GemvTiles] | type[StreamTiles] | type[GemmTiles]] = {
+    "columns": GemvTiles,
+    "stream": StreamTiles,
+    "tiles": GemmTiles,
+}
+
+
+def gemv_tiles(weight: CodedWeight, rows: int, device: torch.device) -> GemvTiles | StreamTiles | GemmTiles:
+    """What was measured for this shape, else what is usual for such."""
+    columns, depth = weight.shape
+    found = tuned(device, few_key(weight.code, rows, columns, depth))
+    if found is not None:
+        return KERNELS[found[0]](*found[1])
+    if rows > 2 and weight.code != "fp4":
+        return gemm_tiles(rows)
     if rows > 1 or weight.code == "fp4":
         return GemvTiles(4, 128, 2)
-    return GemvTiles(4, 256, 2) if columns > 8192 or weight.code == "int8" else GemvTiles(2, 512, 4)
+    if columns > 8192 and depth <= 8192:
+        return StreamTiles(4, 4, 3, 528)
+    return GemvTiles(4, 256, 2) if weight.code in ("int8", "int4") else GemvTiles(2, 512, 4)
