@@ -14,8 +14,9 @@ pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
-ROWS = (1, 2, 3, 4, 7, 16, 17, 33, 64, 129, 512)
-SHAPES = ((1000, 4096), (4096, 1536), (129, 14336))
+# A few of each kernel's rows: most of the time is spent compiling.
+ROWS = (1, 2, 7, 16, 33, 129)
+SHAPES = ((1000, 4096, "bfloat16"), (129, 1536, "float16"))
 KINDS = ("fp8", "int8", "int8_mixed", "int4", "fp4_nv", "fp4_mx")
 # Of the norm: bfloat16 rounds the output, and 8-bit activations are rounded themselves.
 EXACT, ROUNDED = 4e-3, 4e-2
@@ -38,10 +39,9 @@ def relative(got: Tensor, truth: Tensor) -> float:
     return float((got.double() - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+@pytest.mark.parametrize(("columns", "depth", "dtype"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("activation", ["exact", "int8", "fp8"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_match_float64(kind: str, activation: str, columns: int, depth: int, dtype: str) -> None:
     if activation != "exact" and not kind.startswith(activation):
         pytest.skip("these weights have no product with such activations")
@@ -67,7 +67,7 @@ def test_a_replayed_product_equals_the_eager_one_and_rows_do_not_touch_each_othe
     )
     assert impl.pack is not None
     packed = impl.pack(weight_of(kind, 1536, 4096))
-    for rows in (1, 8, 40, 256):
+    for rows in (1, 8, 256):
         static = torch.randn(rows, 4096, device="cuda").to(torch.bfloat16)
         impl.run(static, packed, None)
         torch.cuda.synchronize()
