@@ -56,6 +56,12 @@ class MachineWatch:
             return await asyncio.shield(self._looking)
         return self._machine
 
+    async def rescan(self) -> Machine:
+        """Look now, however fresh the picture is. Blocks: for the vendors' tools."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._refresh(), name="machine watch")
+        return await asyncio.shield(self._looking)
+
     async def follow(self) -> None:
         """Look again and again, so that a device lost or back is told without anyone asking. Runs until cancelled."""
         while True:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.commands.options import ConfigOption, JsonOption, StateDirOption, settings_from
+from daemon.commands.client import admin
+from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from daemon.settings import Settings
     from hwdetect.machine import Machine
 
 WATCH_PERIOD_S = 5.0
@@ -31,6 +33,10 @@ def hw(
     root: Annotated[
         Path, typer.Option("--root", help="Describe a recorded machine's files instead.", metavar="DIR")
     ] = Path("/"),
+    rescan: Annotated[
+        bool, typer.Option("--rescan", help="Let the running daemon look again, and print what it finds.")
+    ] = False,
+    run_dir: RunDirOption = None,
 ) -> None:
     """Print this machine: processors, memory and every accelerator, with the reason where one cannot be used."""
     from hwdetect.detect import detect
@@ -38,6 +44,9 @@ def hw(
     from hwdetect.render import table
     from hwdetect.torch_view import measure_links
 
+    if rescan:
+        _rescan(settings_from(config, state_dir, run_dir), as_json)
+        return
     if not root.is_dir():
         raise ConfigError(f"{root} is not a folder.", "Give the folder that holds the recorded proc and sys folders.")
     live = root == Path("/")
@@ -58,6 +67,18 @@ def hw(
             print(f"Copy      not measured: {view.problem if view is not None else 'a recorded machine has no links'}")
     while watch:
         machine = _wait_for_change(root, folder, machine, as_json)
+
+
+def _rescan(settings: Settings, as_json: bool) -> None:
+    with admin(settings) as client:
+        items = client.post("accelerators/rescan")["items"]
+    if as_json:
+        print(json.dumps(items, indent=2))
+        return
+    for item in items:
+        print(f"{item['id']:<12} {item['state']:<12} {item['name'] or '-'}  {item['reason']}".rstrip())
+    if not items:
+        print("no accelerator was found")
 
 
 def _wait_for_change(root: Path, folder: Path | None, machine: Machine, as_json: bool) -> Machine:

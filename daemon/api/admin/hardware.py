@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import psutil
 from fastapi import APIRouter
 
-from daemon.api.admin.access import Services, Viewer
+from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Item
+from hwdetect import doctor
+from hwdetect.facts import encode
 from hwdetect.machine import Accelerator, Disk, Machine
 
 router = APIRouter(tags=["hardware"])
@@ -75,6 +78,38 @@ async def get_host(services: Services, caller: Viewer) -> HostAnswer:
 async def get_accelerators(services: Services, caller: Viewer) -> AcceleratorsAnswer:
     machine = await services.machine.current()
     return AcceleratorsAnswer(items=[_item(device) for device in machine.accelerators], as_of=machine.as_of)
+
+
+@router.post("/accelerators/rescan")
+async def post_rescan(services: Services, caller: Operator) -> AcceleratorsAnswer:
+    """Ask the vendors' tools now; what has changed is an event."""
+    machine = await services.machine.rescan()
+    await services.tenants.record(caller.actor, "accelerators.rescan", "host", {"found": len(machine.accelerators)})
+    return AcceleratorsAnswer(items=[_item(device) for device in machine.accelerators], as_of=machine.as_of)
+
+
+class CheckItem(Item):
+    """verdict: ok, info, warning, error, as `bayard doctor` prints it."""
+
+    id: str
+    title: str
+    verdict: str
+    text: str
+    fix: str
+    took_ms: int
+
+
+class ChecksAnswer(Answer):
+    items: list[CheckItem]
+
+
+@router.get("/doctor/checks")
+async def get_checks(services: Services, caller: Viewer) -> ChecksAnswer:
+    """Run every check now, on a picture of the machine that is seconds old."""
+    machine = await services.machine.current()
+    context = doctor.Context(machine, services.settings.state_dir, ())
+    results = await asyncio.to_thread(doctor.run, context, (), ())
+    return ChecksAnswer(items=[CheckItem(**encode(result)) for result in results])
 
 
 def _state_disk(machine: Machine) -> Disk | None:

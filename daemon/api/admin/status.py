@@ -16,6 +16,7 @@ from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 
 router = APIRouter(tags=["status"])
+CERTIFICATE_WARNING_S = 14 * 86_400.0
 _COMING = frozenset({WorkerState.STARTING, WorkerState.WARMING})
 _GOING = frozenset({WorkerState.DRAINING, WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.SLEEPING})
 
@@ -81,6 +82,9 @@ def _reasons(services: AdminServices, problem: str | None) -> list[str]:
     reasons = services.supervisor.sickly()
     if problem:
         reasons.append(problem)
+    if services.tls is not None and services.tls.left_s < CERTIFICATE_WARNING_S:
+        days = services.tls.left_s / 86_400
+        reasons.append(f"the certificate expires in {days:.0f} days: `bayard tls rotate`, or replace the site's own")
     if services.tenants.usage.problem is not None:
         reasons.append(f"usage waits in memory: {services.tenants.usage.problem}")
     if services.tenants.admission.paused:

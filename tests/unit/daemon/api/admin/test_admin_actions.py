@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -131,3 +132,31 @@ async def test_usage_is_exported_with_names_and_without_formulas(
     assert [item["model"] for item in only.json()["items"]] == ["=b"]
     assert (await admin.get("usage?tenant=nobody")).status_code == 404
     assert (await admin.get("usage?model=a")).json()["items"][0]["requests"] == 1
+
+
+async def test_machine_is_looked_at_again_and_checked(admin: httpx.AsyncClient, parts: AdminParts) -> None:
+    looks = 0
+    look = parts.machine._look
+
+    def counted() -> object:
+        nonlocal looks
+        looks += 1
+        return look()
+
+    parts.machine._look = counted  # type: ignore[assignment]
+    first = (await admin.get("accelerators")).json()["items"]
+    assert (await admin.get("accelerators")).json()["items"] == first
+    assert looks == 1
+    assert (await admin.post("accelerators/rescan")).json()["items"] == first
+    assert looks == 2
+    assert (await audited(parts))[-1] == "accelerators.rescan"
+    checks = (await admin.get("doctor/checks")).json()["items"]
+    assert len(checks) > 5
+    assert {check["verdict"] for check in checks} <= {"ok", "info", "warning", "error"}
+
+
+async def test_certificate_that_ends_soon_is_told(admin: httpx.AsyncClient, parts: AdminParts) -> None:
+    parts.tls = SimpleNamespace(left_s=3 * 86_400.0)
+    answer = (await admin.get("status")).json()
+    assert answer["state"] == "degraded"
+    assert answer["reasons"] == ["the certificate expires in 3 days: `bayard tls rotate`, or replace the site's own"]
