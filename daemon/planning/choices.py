@@ -11,6 +11,8 @@ from daemon.planning.strategy import Goal
 from daemon.planning.units import human_bytes, human_rate, human_seconds, human_tokens
 from engine.spec.precision import WeightPrecision
 
+EIGHT_BIT_FLOATS = frozenset({"fp8", "F8_E4M3"})
+
 
 def explain_choices(
     profile: Profile, goal: Goal, budget: DeviceBudget, rates: DeviceRates, wanted_context: int, wanted_pool: int
@@ -18,7 +20,7 @@ def explain_choices(
     """The profile with its choices said in words."""
     choices = (
         _device(profile, budget, rates),
-        _weights(profile),
+        _weights(profile, budget),
         *((_kv(profile),) if profile.generates else ()),
         _context(profile, budget, wanted_context),
         *((_pool(profile, budget, wanted_pool),) if profile.generates else ()),
@@ -28,10 +30,15 @@ def explain_choices(
     return replace(profile, choices=choices)
 
 
-def _weights(profile: Profile) -> Choice:
+def _weights(profile: Profile, budget: DeviceBudget) -> Choice:
+    soft = not budget.on_cpu and "fp8" not in budget.capabilities and profile.weight_format in EIGHT_BIT_FLOATS
+    if soft:
+        reason = "soft FP8: kept in 8 bits and widened to 16 as they are multiplied, as this device has no 8-bit floats"
+        asked = "" if profile.weights == WeightPrecision.STORED else f"; rounded to {profile.weights} at load"
+        return Choice("weights", profile.weight_format, reason + asked)
     if profile.weights == WeightPrecision.STORED:
         return Choice("weights", profile.weight_format, "as stored in the checkpoint")
-    reason = f"matrices of layers are rounded to {profile.weights} at load, as asked; embeddings and head stay"
+    reason = f"matrices of layers are rounded to {profile.weights} at load, embeddings and head stay"
     return Choice("weights", profile.weight_format, reason)
 
 

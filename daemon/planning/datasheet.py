@@ -92,7 +92,7 @@ def _accelerator_rates(budget: DeviceBudget) -> DeviceRates:
     flops = sheet.bf16_tflops * 1e12 * _MATMUL_SHARE
     kinds = {}
     if sheet.fp8_tflops is not None and "fp8" in budget.capabilities:
-        kinds["F8_E4M3"] = KindRate(read, sheet.fp8_tflops * 1e12 * _MATMUL_SHARE)
+        kinds = {kind: KindRate(read, sheet.fp8_tflops * 1e12 * _MATMUL_SHARE) for kind in ("F8_E4M3", "fp8")}
     return DeviceRates(
         device=budget.device,
         name=budget.name,

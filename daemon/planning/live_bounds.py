@@ -64,4 +64,5 @@ class LiveBounds:
 
 
 def _between(few: int, many: int, position: float) -> int:
-    return max(1, round(few * (many / few) ** position))
+    share: float = (many / few) ** position
+    return max(1, round(few * share))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from daemon.planning.alike import Alike
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.choices import explain_choices
 from daemon.planning.datasheet import shipped_rates
 from daemon.planning.fit import DTYPE_BYTES, FitModel
 from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype
-from daemon.planning.precisions import offered_precisions, precision_note
+from daemon.planning.precisions import WORTH, offered_precisions, precision_note
 from daemon.planning.profile import Candidate, PlanAnswer, Profile, WhyNot
 from daemon.planning.rates import DeviceRates
 from daemon.planning.speed import SpeedModel
@@ -66,11 +67,12 @@ class Planner:
         forms = Forms(spec)
         candidates: list[Candidate] = []
         why_not: list[WhyNot] = []
+        alike = Alike(self.budgets)
         for budget in self.budgets:
             if budget.unusable is not None:
                 why_not.append(WhyNot(f"on {budget.name} ({budget.device})", budget.unusable, None, None, ""))
                 continue
-            if request.device not in (None, budget.device):
+            if request.device not in (None, budget.device) or (request.device is None and alike.is_told(budget)):
                 continue
             for precision in offered_precisions(spec, budget, request.strategy, request.weights):
                 held = forms.of(precision, budget)
@@ -81,12 +83,15 @@ class Planner:
                     if profile is None:
                         why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
                         continue
-                    note = "; ".join(filter(None, (attempt.note(profile), precision_note(spec, precision))))
-                    candidates.append(Candidate(profile, _score(profile, request, attempt.goal), note))
-        # What the checkpoint holds comes before anything rounded, unless that was asked for or nothing else has room.
-        ranked = sorted(candidates, key=lambda candidate: (_is_rounded(candidate), -candidate.score))
+                    told = (attempt.note(profile), precision_note(spec, precision), alike.note(budget))
+                    note = "; ".join(filter(None, told if request.device is None else told[:2]))
+                    score = _score(profile, request, attempt.goal)
+                    if request.weights is None:
+                        score *= WORTH[precision]
+                    candidates.append(Candidate(profile, score, note))
+        ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         chosen = ranked[0].profile if ranked else None
-        if chosen is None:
+        if chosen is None or (chosen.device == "cpu" and len(self.budgets) > 1):  # no accelerator holds it
             why_not.extend(beyond_this_version(spec, traffic_of(spec), self.budgets))
         return PlanAnswer(
             model=spec.name,
@@ -304,10 +309,6 @@ def _kv_dtypes(budget: DeviceBudget, request: Request) -> tuple[str, ...]:
 
 def _whole_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-
-
-def _is_rounded(candidate: Candidate) -> bool:
-    return candidate.profile.weights != WeightPrecision.STORED
 
 
 def _score(profile: Profile, request: Request, goal: Goal) -> float:

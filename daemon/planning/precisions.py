@@ -7,6 +7,15 @@ from daemon.planning.strategy import GOALS, Strategy
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision
 
+# What a candidate's merit is multiplied with: rounding has to buy a lot, or be what makes a model fit at all.
+WORTH: dict[WeightPrecision, float] = {
+    WeightPrecision.STORED: 1.0,
+    WeightPrecision.FP8: 0.25,
+    WeightPrecision.INT8: 0.25,
+    WeightPrecision.INT8_MIXED: 0.25,
+    WeightPrecision.INT4: 0.12,
+    WeightPrecision.FP4: 0.12,
+}
 _PLAIN = frozenset({"F32", "F16", "BF16"})
 _ON_CPU = (WeightPrecision.INT8, WeightPrecision.INT4)
 _ON_ACCELERATOR = (WeightPrecision.FP8, WeightPrecision.INT8, WeightPrecision.INT4)
@@ -29,4 +38,4 @@ def precision_note(spec: ModelSpec, precision: WeightPrecision) -> str:
     """What a person should know before taking a rounded candidate."""
     if precision is WeightPrecision.STORED:
         return ""
-    return f"matrices rounded from {spec.source_dtype} to {precision}; `bayard quality` measures what that costs"
+    return f"rounded from {spec.source_dtype}; `bayard quality` measures what that costs"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.fit import FitModel
+from daemon.planning.layouts import layouts_of
 from daemon.planning.profile import WhyNot
 from daemon.planning.traffic import Traffic
 from daemon.planning.units import human_bytes, human_tokens
@@ -79,7 +80,8 @@ def beyond_this_version(spec: ModelSpec, traffic: Traffic, budgets: Sequence[Dev
             together.setdefault(budget.name, []).append(budget)
     for name, group in together.items():
         have = sum(budget.usable_bytes for budget in group)
-        if len(group) > 1 and need < have:
+        layouts = layouts_of(spec, len(group))
+        if len(group) > 1 and need < have and layouts:
             found.append(
                 WhyNot(
                     f"spread over {len(group)} x {name}",
@@ -87,7 +89,7 @@ def beyond_this_version(spec: ModelSpec, traffic: Traffic, budgets: Sequence[Dev
                     "but this version runs a replica on one device",
                     need,
                     have,
-                    "a version with tensor or pipeline parallelism",
+                    f"a version that runs {', or '.join(str(layout) for layout in layouts[:3])}",
                 )
             )
         expert_bytes = sum(share.size_bytes for share in traffic.experts)
@@ -103,4 +105,18 @@ def beyond_this_version(spec: ModelSpec, traffic: Traffic, budgets: Sequence[Dev
                     "a version with host experts",
                 )
             )
+        layer_bytes = need - expert_bytes if expert_bytes else need
+        if host is not None and not expert_bytes and group[0].usable_bytes < layer_bytes:
+            both = group[0].usable_bytes + host.usable_bytes
+            if layer_bytes < both:
+                found.append(
+                    WhyNot(
+                        f"layers in host memory beside {name}",
+                        f"{human_bytes(need)} of weights fit in {human_bytes(both)} of device and host together, "
+                        "but this version keeps all layers of a replica on one device",
+                        need,
+                        group[0].usable_bytes,
+                        "a version that streams layers from host memory",
+                    )
+                )
     return tuple(found)

@@ -39,11 +39,16 @@ def loaded_spec(spec: ModelSpec, weights: str = WeightPrecision.STORED, *, on_cp
 def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool) -> Iterator[TensorInfo]:
     table = tensor_table(spec)
     shapes = {expected.role: expected.shape for expected in expected_tensors(spec)}
+    parts_of: dict[tuple[str, int | None], list[int]] = {}
+    for (role, layer), info in table.items():
+        whole, found, _ = role.partition(PART)
+        if found:
+            parts_of.setdefault((whole, layer), []).append(info.size_bytes)
     for (role, layer), info in table.items():
         if PART in role:
             continue
         shape = shapes.get((role, layer), info.shape)
-        parts = [table[r, of].size_bytes for r, of in table if of == layer and r.startswith(f"{role}{PART}")]
+        parts = parts_of.get((role, layer), [])
         if precision is not WeightPrecision.STORED and layer is not None and is_rounded(role) and len(shape) > 1:
             yield _rounded(info, shape, precision, on_cpu)
         elif parts and spec.quantisation is not None:

@@ -62,6 +62,8 @@ def made_spec(
         add(f"blk.{i}.attn_k.weight", kv_heads * head_dim, hidden)
         add(f"blk.{i}.attn_v.weight", kv_heads * head_dim, hidden)
         add(f"blk.{i}.attn_output.weight", hidden, heads * head_dim)
+        if experts:
+            add(f"blk.{i}.ffn_gate_inp.weight", experts, hidden)
         for part, shape in (("gate", (mlp, hidden)), ("up", (mlp, hidden)), ("down", (hidden, mlp))):
             if experts:
                 add(f"blk.{i}.ffn_{part}_exps.weight", experts, *shape)
