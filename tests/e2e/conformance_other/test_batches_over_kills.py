@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 def daemon_of_fakes(smollm_path: Path) -> Iterator[Daemon]:
     with tempfile.TemporaryDirectory(prefix="bd-") as folder:
         daemon = Daemon(Path(folder), {"BAYARD_WORKERS_COMMAND": FAKE})
-        daemon.script(token_s=0.03)
+        daemon.script(token_s=0.15)  # a few seconds of work: progress is told every other second
         daemon.command("models", "import", str(smollm_path), "--name", MODEL, "--link")
         daemon.command("tenants", "create", "demo")
         try:
@@ -63,7 +63,7 @@ def test_every_line_is_answered_once_over_kills(daemon_of_fakes: Daemon) -> None
         content = "".join(json.dumps(one) + "\n" for one in asked).encode()
         file = client.files.create(file=("in.jsonl", content), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    for ended_after, way in ((10, signal.SIGKILL), (40, signal.SIGTERM)):
+    for ended_after, way in ((8, signal.SIGKILL), (24, signal.SIGTERM)):
         with client_of(daemon, key) as client:
             assert until(client, batch.id, ended_after).status == "in_progress"
         assert daemon.process is not None
