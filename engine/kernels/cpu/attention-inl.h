@@ -14,9 +14,21 @@ inline const uint8_t* kv_row(const AttentionArgs* a, const AttentionTask* t, int
   return a->kv + page * a->page_stride + t->kv_head * a->head_stride + (key % a->page_tokens) * a->token_stride;
 }
 
+// The scale of an int8 row of K; that of V is v_offset further.
+inline const uint8_t* kv_scale(const AttentionArgs* a, const AttentionTask* t, int64_t key) {
+  const uint8_t* head = a->kv + t->pages[key / a->page_tokens] * a->page_stride + t->kv_head * a->head_stride;
+  return head + a->page_tokens * a->token_stride + 4 * (key % a->page_tokens);
+}
+inline Isa::vf scale_at(const uint8_t* p) {
+  float scale;
+  __builtin_memcpy(&scale, p, 4);
+  return Isa::set(scale);
+}
+
 inline Isa::vf load_kv(const uint8_t* row, int64_t d, int type) {
   if (type == BAYARD_F32) return Isa::load((const float*)row + d);
   if (type == BAYARD_F16) return Isa::load_half((const uint16_t*)row + d);
+  if (type == BAYARD_I8_ROW) return Isa::load_s8(row + d);  // not yet scaled
   return Isa::load_bf16((const uint16_t*)row + d);
 }
 
@@ -42,7 +54,11 @@ void load_tile(const AttentionArgs* a, const AttentionTask* t, Tile* tile, bool 
     }
     for (int d = 0; d < dim; d += Isa::kLanes) {
       Isa::vf block[Isa::kLanes];
-      for (int i = 0; i < Isa::kLanes; i++) block[i] = rows[i] ? load_kv(rows[i], d, Type) : Isa::zero();
+      for (int i = 0; i < Isa::kLanes; i++) {
+        block[i] = rows[i] ? load_kv(rows[i], d, Type) : Isa::zero();
+        if (Type == BAYARD_I8_ROW && rows[i])
+          block[i] = Isa::mul(block[i], scale_at(kv_scale(a, t, tile->begin + part + i)));
+      }
       if (any) Isa::transpose(block);
       for (int i = 0; i < Isa::kLanes; i++) Isa::store(kt + (d + i) * kTile + part, block[i]);
     }
@@ -51,7 +67,12 @@ void load_tile(const AttentionArgs* a, const AttentionTask* t, Tile* tile, bool 
   if (!copy) return;
   for (int64_t key = tile->first - tile->begin; key < tile->stop - tile->begin; key++) {
     float* to = v + key * dim;
-    for (int d = 0; d < dim; d += Isa::kLanes) Isa::store(to + d, load_kv(tile->value[key], d, Type));
+    Isa::vf scale = Isa::zero();
+    if (Type == BAYARD_I8_ROW) scale = scale_at(kv_scale(a, t, tile->begin + key) + a->v_offset);
+    for (int d = 0; d < dim; d += Isa::kLanes) {
+      const Isa::vf value = load_kv(tile->value[key], d, Type);
+      Isa::store(to + d, Type == BAYARD_I8_ROW ? Isa::mul(value, scale) : value);
+    }
     tile->value[key] = (const uint8_t*)to;
   }
 }
@@ -179,7 +200,7 @@ void tile_rows(const AttentionArgs* a, const AttentionTask* t, const Tile& tile,
 // prefetches has no effect that GCC knows of, and its calls are dropped.
 __attribute__((always_inline)) inline void prefetch_tile(const AttentionArgs* a, const AttentionTask* t, int64_t first,
                                                          int64_t end) {
-  const int64_t bytes = (int64_t)a->head_dim * (a->kv_type == BAYARD_F32 ? 4 : 2);
+  const int64_t bytes = (int64_t)a->head_dim * (a->kv_type == BAYARD_F32 ? 4 : a->kv_type == BAYARD_I8_ROW ? 1 : 2);
   for (int64_t key = first; key < end; key++) {
     const uint8_t* row = kv_row(a, t, key);
     for (int64_t at = 0; at < bytes; at += 64) {
@@ -208,8 +229,8 @@ void attention_split(const AttentionArgs* a, const AttentionTask* t, float* scra
   const int64_t last = t->position + t->rows - 1;
   int64_t begin = t->key_begin, end = t->key_end < last + 1 ? t->key_end : last + 1;
   if (a->window > 0 && t->position - a->window + 1 > begin) begin = t->position - a->window + 1;
-  // V is read once for 8 rows: for more it is worth turning into floats first.
-  const bool copy = total > 8 && a->kv_type != BAYARD_F32;
+  // V is read once for 8 rows: for more, or to be scaled, it is worth turning into floats first.
+  const bool copy = a->kv_type == BAYARD_I8_ROW || (total > 8 && a->kv_type != BAYARD_F32);
   for (int64_t at = begin / kTile * kTile; at < end; at += kTile) {
     Tile tile;
     tile.begin = at;
@@ -217,6 +238,7 @@ void attention_split(const AttentionArgs* a, const AttentionTask* t, float* scra
     tile.stop = at + kTile < end ? at + kTile : end;
     if (a->kv_type == BAYARD_F32) load_tile<BAYARD_F32>(a, t, &tile, copy, kt, v);
     else if (a->kv_type == BAYARD_F16) load_tile<BAYARD_F16>(a, t, &tile, copy, kt, v);
+    else if (a->kv_type == BAYARD_I8_ROW) load_tile<BAYARD_I8_ROW>(a, t, &tile, copy, kt, v);
     else load_tile<BAYARD_BF16>(a, t, &tile, copy, kt, v);
     prefetch_tile(a, t, tile.stop, tile.stop + kTile < last + 1 ? tile.stop + kTile : last + 1);
     int r = 0;

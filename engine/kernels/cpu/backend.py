@@ -12,7 +12,7 @@ from engine.kernels.cpu.weights import keep_rows, pack
 from engine.kernels.registry import Implementation, OpQuery
 
 PRIORITY = 100
-_KV_DTYPES = ("float32", "float16", "bfloat16")
+_KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 def _common(query: OpQuery) -> str | None:

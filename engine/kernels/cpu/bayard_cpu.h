@@ -120,8 +120,8 @@ typedef struct BayardKv {
   void* base;
   int64_t page_stride, v_offset, head_stride, token_stride;
   int64_t pages;
-  int32_t type;
-  int32_t page_tokens;
+  int32_t type;                  // F32, F16, BF16; I8_ROW: int8, and after a head's page_tokens rows of them, each
+  int32_t page_tokens;           // token_stride bytes, their page_tokens float32 scales
 } BayardKv;
 
 BAYARD_API int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t count,

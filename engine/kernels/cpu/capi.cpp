@@ -58,6 +58,9 @@ bool matrix_ok(int kind, int64_t n, int64_t k) {
   return n >= 1 && k >= 1 && n < (int64_t{1} << 40) / k && k % format(kind).block_elements == 0 &&
          (kind != BAYARD_I8_ROW || k <= 1 << 16);  // what sums in 32 bits can hold
 }
+bool kv_ok(const BayardKv& kv) {
+  return (kv.type >= BAYARD_F32 && kv.type <= BAYARD_BF16) || kv.type == BAYARD_I8_ROW;
+}
 bool gate_ok(int gate) { return gate >= BAYARD_SILU_MUL && gate <= BAYARD_SWIGLU_CLAMPED; }
 Rows rows(const float* p, int64_t stride, int64_t count) { return Rows{const_cast<float*>(p), stride, count}; }
 
@@ -217,7 +220,7 @@ int bayard_rope(float* heads, int64_t row_stride, int64_t head_stride, int64_t c
 int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t count, int64_t kv_heads,
                     int64_t dim, const BayardKv* kv, const int64_t* pages, const int64_t* offsets) {
   std::lock_guard<std::mutex> lock(g_mutex);
-  if (kv->type < BAYARD_F32 || kv->type > BAYARD_BF16) return BAYARD_BAD_KIND;
+  if (!kv_ok(*kv)) return BAYARD_BAD_KIND;
   for (int64_t i = 0; i < count; i++)
     if (pages[i] < 0 || pages[i] >= kv->pages || offsets[i] < 0 || offsets[i] >= kv->page_tokens)
       return BAYARD_BAD_INDEX;
@@ -231,7 +234,7 @@ int bayard_attention(const BayardAttention* op, const float* q, int64_t q_stride
                      const int32_t* query_starts, const int32_t* context_lens, int64_t sequences, int64_t count,
                      float* out, int64_t out_stride) {
   std::lock_guard<std::mutex> lock(g_mutex);
-  if (kv->type < BAYARD_F32 || kv->type > BAYARD_BF16) return BAYARD_BAD_KIND;
+  if (!kv_ok(*kv)) return BAYARD_BAD_KIND;
   if (op->head_dim < 16 || op->head_dim % 16 || op->kv_heads < 1 || op->heads % op->kv_heads) return BAYARD_BAD_SHAPE;
   const AttentionStep step = {block_tables, table_stride, table_width, query_starts, context_lens, sequences};
   if (int code = check_attention(*kv, step, count)) return code;

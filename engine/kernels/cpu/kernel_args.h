@@ -66,7 +66,7 @@ struct AttentionArgs {
   int64_t out_stride;
   const uint8_t* kv;         // the layer's view; strides in bytes
   int64_t page_stride, v_offset, head_stride, token_stride;
-  int kv_type;               // BAYARD_F32, BAYARD_F16, BAYARD_BF16
+  int kv_type;               // BAYARD_F32, BAYARD_F16, BAYARD_BF16, BAYARD_I8_ROW
   int page_tokens;
   int heads, kv_heads, head_dim;
   float scale, softcap;      // softcap 0: none
@@ -107,6 +107,7 @@ struct KernelTable {
   void (*swiglu_clamped_row)(const float* gate, const float* up, int64_t k, float* out);
   void (*rope_head)(float* head, const float* cos_sin, int64_t half);
   void (*store_row)(const float* x, int64_t k, int type, void* out);
+  void (*store_scaled)(const float* x, int64_t k, int8_t* q, float* scale);  // int8 of the row's largest
   int64_t (*argmax_row)(const float* x, int64_t k, bool finite);
   int64_t (*attention_scratch_floats)(int rows, int group, int head_dim);
   void (*attention_split)(const AttentionArgs*, const AttentionTask*, float* scratch, AttentionState*);

@@ -64,10 +64,9 @@ void run_argmax(Team& team, Rows x, int64_t k, bool finite, int64_t* out);
 // Pieces of [0, count) so that each thread gets several, but none is smaller than `least`.
 int64_t piece(const Team& team, int64_t count, int64_t least);
 
-// Where a token of a KV head lies.
-inline uint8_t* kv_place(const BayardKv& kv, int64_t page, int64_t head, int64_t offset) {
-  return static_cast<uint8_t*>(kv.base) + page * kv.page_stride + head * kv.head_stride + offset * kv.token_stride;
-}
+// One token's K and V of one KV head, to their page.
+void store_kv(const KernelTable& t, const BayardKv& kv, int64_t page, int64_t head, int64_t offset, int64_t dim,
+              const float* k, const float* v);
 
 }  // namespace bayard
 

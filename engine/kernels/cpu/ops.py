@@ -10,8 +10,9 @@ from torch import Tensor
 from engine.kernels.cpu import abi
 from engine.kernels.cpu.library import check, load
 from engine.kernels.cpu.weights import PackedWeight, RowTable, linear_struct
+from engine.kernels.scaled_cache import SCALE_BYTES, is_scaled
 
-_KV_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_KV_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: abi.KINDS.index("I8_ROW")}
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -162,7 +163,11 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
 
 
 def kv_struct(view: Tensor) -> abi.Kv:
-    """The C form of one layer's pages; view [pages, 2, G, page tokens, D], elements of a head side by side."""
+    """The C form of one layer's pages; view [pages, 2, G, page tokens, D], elements of a head side by side.
+
+    int8 views are [pages, 2, G, page tokens, D + 4], a head's multipliers after all its tokens (engine.kernels.
+    scaled_cache).
+    """
     assert view.stride(4) == 1, view.stride()
     size = view.element_size()
     return abi.Kv(
@@ -170,7 +175,7 @@ def kv_struct(view: Tensor) -> abi.Kv:
         page_stride=view.stride(0) * size,
         v_offset=view.stride(1) * size,
         head_stride=view.stride(2) * size,
-        token_stride=view.stride(3) * size,
+        token_stride=view.shape[4] - SCALE_BYTES if is_scaled(view) else view.stride(3) * size,
         pages=view.shape[0],
         type=_KV_TYPES[view.dtype],
         page_tokens=view.shape[3],

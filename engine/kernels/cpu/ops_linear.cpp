@@ -14,6 +14,7 @@ constexpr int64_t kStripBytes = 20 * 1024;    // of prepared rows that pass a pi
 constexpr int64_t kPieceBytes = 256 * 1024;   // of weights
 // Tile registers multiply faster than the caches between cores deliver: a piece is so many tiles and rows that few bytes
 // are read for a product, and passes K in runs of steps whose weights and rows stay in the second-level cache.
+constexpr int64_t kWidePieceBytes = 1 << 20;  // of blocks' weights in tile registers, with many rows
 constexpr int64_t kPairTiles = 16, kPairRows = 256, kPairSteps = 32;
 constexpr int64_t kPairLeastRows = 8;         // of I8_ROW: below, the other form is as fast
 
@@ -154,6 +155,11 @@ Cut cut(const Team& team, const BayardLinear& op, int64_t m, int64_t least_items
   c.strip = std::max<int64_t>(1, kStripBytes / (c.rows * prepared_row_bytes(op))) * c.rows;
   const int64_t cached = kPieceBytes / tile_bytes(op.weight->kind, op.weight->k);
   c.chunk = std::min(piece(team, c.tiles, 1), std::max<int64_t>(1, cached));
+  if (c.rows == kMaxRows && m > c.strip && least_items > 1) {
+    const int64_t wide = kWidePieceBytes / tile_bytes(op.weight->kind, op.weight->k);
+    const int64_t divided = c.tiles * (m / c.strip) / least_items;  // where rows are divided as far as they can be
+    c.chunk = std::max(c.chunk, std::min(wide, divided));
+  }
   c.chunks = (c.tiles + c.chunk - 1) / c.chunk;
   // Few tiles for many threads: the rows are divided too.
   c.bands = 1;

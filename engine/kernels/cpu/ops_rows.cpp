@@ -63,15 +63,28 @@ void run_rope(Team& team, Rows heads, int64_t head_stride, int64_t num_heads, co
   team.sync();
 }
 
+void store_kv(const KernelTable& t, const BayardKv& kv, int64_t page, int64_t head, int64_t offset, int64_t dim,
+              const float* k, const float* v) {
+  uint8_t* base = static_cast<uint8_t*>(kv.base) + page * kv.page_stride + head * kv.head_stride;
+  for (const float* from : {k, v}) {
+    uint8_t* place = base + offset * kv.token_stride;
+    if (kv.type == BAYARD_I8_ROW) {
+      float scale;
+      t.store_scaled(from, dim, reinterpret_cast<int8_t*>(place), &scale);
+      std::memcpy(base + kv.page_tokens * kv.token_stride + 4 * offset, &scale, 4);
+    } else {
+      t.store_row(from, dim, kv.type, place);
+    }
+    base += kv.v_offset;
+  }
+}
+
 void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, const BayardKv& kv, const int64_t* pages,
                   const int64_t* offsets) {
   team.each(k.count, rows_a_piece(team, k.count, 2 * kv_heads * dim), [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++)
-      for (int64_t h = 0; h < kv_heads; h++) {
-        uint8_t* place = kv_place(kv, pages[i], h, offsets[i]);
-        kernels().store_row(k.row(i) + h * dim, dim, kv.type, place);
-        kernels().store_row(v.row(i) + h * dim, dim, kv.type, place + kv.v_offset);
-      }
+      for (int64_t h = 0; h < kv_heads; h++)
+        store_kv(kernels(), kv, pages[i], h, offsets[i], dim, k.row(i) + h * dim, v.row(i) + h * dim);
   });
   team.sync();
 }

@@ -232,11 +232,9 @@ void Program::rope_kv(Team& team, const BayardOp& op, const BayardStep& step) {
         if (norm) t.rms_norm_row(head, norm, op.eps, dim, head);
         if (op.cos_sin) t.rope_head(head, op.cos_sin + step.positions[i] * op.rotary, op.rotary / 2);
       }
-      for (int64_t h = 0; h < kv_heads; h++) {
-        uint8_t* place = kv_place(kv, group.write_pages[i], h, group.write_offsets[i]);
-        t.store_row(row + (heads + h) * dim, dim, kv.type, place);
-        t.store_row(row + (heads + kv_heads + h) * dim, dim, kv.type, place + kv.v_offset);
-      }
+      for (int64_t h = 0; h < kv_heads; h++)
+        store_kv(t, kv, group.write_pages[i], h, group.write_offsets[i], dim, row + (heads + h) * dim,
+                 row + (heads + kv_heads + h) * dim);
     }
   });
   team.sync();

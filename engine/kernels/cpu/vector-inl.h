@@ -178,6 +178,25 @@ void store_row(const float* x, int64_t k, int type, void* out) {
 }
 
 // The first of the largest; -1 if any is NaN, or, where all must be finite, infinite.
+// Divided by its scale, not multiplied with its inverse: what the plain form of such a cache does.
+void store_scaled(const float* x, int64_t k, int8_t* q, float* scale) {
+  const int64_t blocks = (k + kBlock - 1) / kBlock;
+  float padded[kBlock], amax = 1e-20f, fault = 0.0f;
+  for (int64_t b = 0; b < blocks; b++) amax = largest(block_of(x, k, b, padded), amax, &fault);
+  const float d = amax / 127.0f;
+  const Isa::vf divisor = Isa::set(d), bound = Isa::set(127.0f), lower = Isa::set(-127.0f);
+  for (int64_t b = 0; b < blocks; b++) {
+    const float* p = block_of(x, k, b, padded);
+    int32_t numbers[kBlock];
+    for (int64_t at = 0; at < kBlock; at += Isa::kLanes) {
+      const Isa::vi n = Isa::to_int(Isa::max(Isa::min(Isa::div(Isa::load(p + at), divisor), bound), lower));
+      __builtin_memcpy(numbers + at, &n, sizeof n);
+    }
+    for (int64_t i = 0; i < kBlock && b * kBlock + i < k; i++) q[b * kBlock + i] = (int8_t)numbers[i];
+  }
+  *scale = d + fault;
+}
+
 int64_t argmax_row(const float* x, int64_t k, bool finite) {
   float best = x[0];
   int64_t place = 0;
@@ -215,6 +234,7 @@ void fill_vector(KernelTable* t) {
   t->swiglu_clamped_row = gate_mul_row<SwigluClamped>;
   t->rope_head = rope_head;
   t->store_row = store_row;
+  t->store_scaled = store_scaled;
   t->argmax_row = argmax_row;
 }
 

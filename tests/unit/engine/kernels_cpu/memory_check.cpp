@@ -124,8 +124,8 @@ void check_linear(const char* isa, const Kind& kind, int n, int k, int m, std::v
 
 void check_attention(const char* isa, int type, int dim, int context, int rows, int64_t window, std::vector<float>* all) {
   const int kv_heads = 2, heads = 6, page_tokens = 16, pages = (context + page_tokens - 1) / page_tokens;
-  const size_t size = type == BAYARD_F32 ? 4 : 2;
-  const size_t head = static_cast<size_t>(page_tokens * dim) * size, plane = kv_heads * head, page = 2 * plane;
+  const size_t size = type == BAYARD_F32 ? 4 : type == BAYARD_I8_ROW ? 1 : 2, scales = type == BAYARD_I8_ROW ? 4 : 0;
+  const size_t head = page_tokens * (static_cast<size_t>(dim) * size + scales), plane = kv_heads * head, page = 2 * plane;
   Exact<uint8_t> memory(page * static_cast<size_t>(pages));
   std::memset(memory.at(), 0, memory.bytes());
   BayardKv kv = {memory.at(), static_cast<int64_t>(page), static_cast<int64_t>(plane), static_cast<int64_t>(head),
@@ -220,7 +220,7 @@ std::vector<float> everything(const char* isa) {
       const int k = kind.block_elements == 1 ? 33 : kind.block_elements == 32 ? 96 : 512;
       for (int m : {1, 3, 8, 13, 37}) check_linear(isa, kind, n, k, m, &all);
     }
-  for (int type : {BAYARD_F32, BAYARD_F16, BAYARD_BF16})
+  for (int type : {BAYARD_F32, BAYARD_F16, BAYARD_BF16, BAYARD_I8_ROW})
     for (int dim : {16, 64, 80}) {
       check_attention(isa, type, dim, 1, 1, 0, &all);
       check_attention(isa, type, dim, 33, 33, 0, &all);

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import WorkerError
-from engine.kernels import reference
+from engine.kernels import reference, scaled_cache
 from engine.kernels.cpu import library, ops
 
 EachIsa = Callable[[], Iterator[str]]
@@ -35,7 +35,12 @@ def case(
     sequences: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, kv_dtype: torch.dtype, page_tokens: int = 16
 ) -> Case:
     blocks = [-(-context // page_tokens) for context, _ in sequences]
-    pages = torch.randn(sum(blocks) + 1, 2, 2, kv_heads, page_tokens, dim).to(kv_dtype)
+    shape = (sum(blocks) + 1, 2, 2, kv_heads, page_tokens)
+    if kv_dtype is torch.int8:
+        pages = torch.randint(-127, 128, (*shape, dim + 4), dtype=torch.int8)
+        scaled_cache.parts(pages[:, 1])[1].copy_(torch.rand(shape[0], *shape[2:]) * 0.02)
+    else:
+        pages = torch.randn(*shape, dim).to(kv_dtype)
     order = torch.randperm(sum(blocks)) + 1
     tables = torch.zeros(len(sequences), max(blocks), dtype=torch.int32)
     at = 0
@@ -48,7 +53,7 @@ def case(
     return Case(q, pages[:, 1], tables, starts, contexts, dim**-0.5)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 80), (8, 1, 128), (2, 2, 256), (5, 5, 16)])
 def test_attention_every_isa_equals_the_reference(
     kv_dtype: torch.dtype, heads: int, kv_heads: int, dim: int, each_isa: EachIsa
@@ -95,6 +100,23 @@ def test_attention_row_is_bit_identical_alone_in_chunks_and_in_company(window: i
                 window,
             )
             assert part.equal(together[first + begin : first + end]), (sequence, begin, end)
+
+
+def test_kv_write_int8_gives_the_bytes_of_the_plain_form(each_isa: EachIsa) -> None:
+    k, v = torch.randn(9, 2, 80) * torch.logspace(-30, 30, 9).view(9, 1, 1), torch.randn(9, 2, 80)
+    k[3], v[5, 1, 7] = 0.0, float("nan")
+    pages, offsets = torch.tensor([2, 2, 2, 0, 0, 1, 1, 1, 1]), torch.tensor([0, 7, 3, 1, 2, 0, 5, 6, 7])
+    wanted = torch.zeros(3, 2, 2, 8, 84, dtype=torch.int8)
+    reference.kv_write(k, v, wanted, pages, offsets)
+    for _ in each_isa():
+        view = torch.zeros_like(wanted)
+        ops.kv_write(k, v, view, pages, offsets)
+        codes, scales = scaled_cache.parts(view)
+        codes_wanted, scales_wanted = scaled_cache.parts(wanted)
+        assert scales.isnan().equal(scales_wanted.isnan())
+        read = scales_wanted.isfinite()
+        assert scales[read].equal(scales_wanted[read])
+        assert codes[read].equal(codes_wanted[read])
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
