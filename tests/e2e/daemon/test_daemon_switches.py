@@ -111,11 +111,12 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_daemon_killed_at_a_step_of_a_switch_converges_at_the_next_start(boxed: Daemon, key: str, step: str) -> None:
+    boxed.env["BAYARD_WORKERS_STOP_GRACE_S"] = "3"
+    boxed.script(token_s=0.1, load_s=0.4)
     boxed.start()
     boxed.until_serving()
-    running = threading.Thread(target=lambda: _until_cut(boxed.url, key))
+    running = threading.Thread(target=_until_cut, args=(boxed.url, key))
     running.start()  # holds the old one in its drain
-    boxed.script(token_s=0.2, load_s=0.4)
     boxed.until(lambda: workers(boxed)[0]["requests_running"] == 1)
     boxed.command("plan", "activate", "long")
     boxed.until(lambda: STEPS[step](boxed), 40)
@@ -136,6 +137,6 @@ def test_daemon_killed_at_a_step_of_a_switch_converges_at_the_next_start(boxed: 
 
 def _until_cut(url: str, key: str) -> None:
     try:
-        asked(url, key, 30)
+        asked(url, key, 600)
     except httpx.HTTPError:
         return
