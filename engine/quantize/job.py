@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.devices import open_device
 from engine.errors import Conflict, InvalidParameter
 from engine.quant.encode import DEFAULT_GROUPS
 from engine.quantize.folder import check_folder, write_beside
@@ -55,7 +55,8 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
         known = ", ".join(FORMATS)
         raise InvalidParameter(f"--to is {job.precision}.", f"Use one of {known}.", param="to")
     spec = read_spec(job.model_path)
-    device = torch.device(job.device)
+    opened = open_device(job.device)
+    device = opened.torch_device
     source = Source(spec, lambda done, total: report("reading", done, total), device)
     partial = _begin(job, spec)
     writer = _Writer(partial, len(spec.layers) + 2)
@@ -72,7 +73,14 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
         if not writer.has_all(range(1, len(spec.layers) + 1)):
             tokens = load_text(spec).encode(job.text)[:CALIBRATION_TOKENS]
             learn(
-                spec, tokens, job.precision, device, _dtype(device), write_layer, lambda d, t: report("learning", d, t)
+                spec,
+                tokens,
+                job.precision,
+                device,
+                opened.default_dtype,
+                write_layer,
+                lambda done, total: report("learning", done, total),
+                opened.capabilities.names(),
             )
     else:
         for layer in spec.layers:
@@ -92,10 +100,6 @@ def group_for(widths: set[int]) -> int:
     """The largest group of four-bit weights that divides all widths; one for all, as a configuration states it."""
     most = DEFAULT_GROUPS["int4"]
     return next((size for size in GROUPS if size <= most and all(width % size == 0 for width in widths)), GROUPS[-1])
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:

@@ -33,6 +33,7 @@ def learn(
     dtype: torch.dtype,
     done: Callable[[int, LayerInputs], None],
     progress: Progress,
+    capabilities: frozenset[str] = frozenset(),
 ) -> None:
     """Run the text through the model, a layer held at a time; done(layer, inputs) is called in order.
 
@@ -54,6 +55,6 @@ def learn(
         else:
             found.samples[name] = sample_of(x)
 
-    model = streamed_model(spec, device, dtype, watch, progress)
+    model = streamed_model(spec, device, dtype, watch, progress, capabilities)
     model.forward(batch_of(spec, windows_of(tokens), device, dtype))
     done(current, found)

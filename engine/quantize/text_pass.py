@@ -11,7 +11,8 @@ from engine.batch import ForwardBatch, GroupMeta
 from engine.errors import UnsupportedFormat
 from engine.kv.layout import solve_layout
 from engine.layers.linear import Observer
-from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
+from engine.models import loading
+from engine.models.checkpoint import Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.loading import BUILDERS, Model, op_query
 from engine.spec.model_spec import ModelSpec
@@ -99,6 +100,7 @@ def streamed_model(
         streams = True
 
     query = op_query(spec, device, dtype, None, "exact", capabilities)
-    made = StreamedDecoder(spec, MappedCheckpoint(spec, progress), device, dtype, query, WINDOW_TOKENS)
+    checkpoint = loading.MappedCheckpoint(spec, progress)  # by its module: benchmarks put random weights there
+    made = StreamedDecoder(spec, checkpoint, device, dtype, query, WINDOW_TOKENS)
     assert isinstance(made, Decoder)
     return made
