@@ -114,3 +114,27 @@ def test_abort_frees_the_shadow():
     core.abort("a")
     core.step()
     assert second.kv.num_active == 0
+
+
+@pytest.mark.parametrize("spec", [PLAIN, HYBRID], ids=["plain", "hybrid"])
+def test_guesses_are_the_draft_models_own_words_also_after_wrong_ones(spec):
+    other = HashModel(spec)  # without the habit: it is often wrong
+    second = drafter(spec, model=other)
+    core = guessing(spec, second, large_pages=400)
+    proposed: list[tuple[list[int], list[int]]] = []
+    propose = second.propose
+
+    def watched(wishes):
+        found = propose(wishes)
+        proposed.extend((list(request.token_ids), found[request.id]) for request, _ in wishes if request.id in found)
+        return found
+
+    second.propose = watched
+    run(core, *submits(3))
+    stats = core.stats()
+    assert 0 < stats.draft_accepted_total < stats.draft_tokens_total
+    assert len(proposed) > 8
+    for tokens_then, draft in proposed:
+        params = SamplingParams(max_tokens=len(draft), temperature=0.0)
+        alone = run(core_of(spec, large_pages=400, model=other), Submit("a", tokens_then, params))
+        assert tokens(alone["a"]) == draft
