@@ -279,7 +279,7 @@ def quant_gemm(
 
 def gemm_tiles(rows: int) -> GemmTiles:
     if rows <= 16:
-        return GemmTiles(16, 64, 128, 4, 4)
+        return GemmTiles(16, 64, 128, 2, 4)
     if rows <= 32:
         return GemmTiles(32, 64, 128, 4, 4)
     return GemmTiles(64, 64, 128, 4, 3)

@@ -155,14 +155,15 @@ def scaled_gemm(
     return out
 
 
-# Tiles with the share of the best one's rate that they reach where they fill the device, measured on an H200.
+# Tiles with the rates that they reach on an H200 in several turns of its units, and in one turn; only the ratios count.
 CHOICES = (
-    (ScaledTiles(128, 256, 128, 8, 3), 1.0),
-    (ScaledTiles(128, 128, 128, 8, 4), 0.9),
-    (ScaledTiles(128, 64, 128, 4, 3), 0.8),
-    (ScaledTiles(64, 64, 128, 4, 4), 0.6),
+    (ScaledTiles(128, 256, 128, 8, 3), 1.05, 1.05),
+    (ScaledTiles(256, 128, 128, 8, 3), 1.05, 1.05),
+    (ScaledTiles(128, 128, 128, 8, 4), 0.83, 0.98),
+    (ScaledTiles(128, 64, 128, 4, 3), 0.92, 0.92),
+    (ScaledTiles(64, 64, 128, 4, 4), 0.72, 0.72),
 )
-SPLIT_BELOW = 1.2  # tiles a unit: fewer leave it waiting for memory
+SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
 MAX_SPLITS = 4
 
 
@@ -176,9 +177,10 @@ def scaled_tiles(rows: int, columns: int, units: int = 132) -> ScaledTiles:
     def tiles_of(tile: ScaledTiles) -> int:
         return -(-rows // tile.block_m) * -(-columns // tile.block_n)
 
-    def cost(choice: tuple[ScaledTiles, float]) -> float:
-        tile, rate = choice
-        return -(-tiles_of(tile) // units) * tile.block_m * tile.block_n / rate
+    def cost(choice: tuple[ScaledTiles, float, float]) -> float:
+        tile, rate, rate_of_one = choice
+        turns = -(-tiles_of(tile) // units)
+        return turns * tile.block_m * tile.block_n / (rate if turns > 1 else rate_of_one)
 
     best = min(CHOICES, key=cost)[0]
     if tiles_of(best) >= SPLIT_BELOW * units:
