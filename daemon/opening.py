@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from daemon.listeners import close_unix, listen_tcp, listen_unix
 from daemon.servers import Grpc, HttpServer
-from daemon.tls.server_tls import LOOK_EVERY_S, ServerTls
 
 if TYPE_CHECKING:
     import socket
 
     from daemon.app import Appliance
+    from daemon.tls.server_tls import ServerTls
+
+CERTIFICATE_LOOK_S = 5.0
 
 
 async def open_servers(app: Appliance) -> None:
@@ -26,6 +28,8 @@ async def open_servers(app: Appliance) -> None:
 
     settings = app.settings
     if settings.tls.enabled or settings.tls.admin_port is not None:
+        from daemon.tls.server_tls import ServerTls  # with it come 14 MB of cryptography
+
         app.tls = ServerTls(settings.tls, settings.state_dir)
     if settings.tracing.endpoint:
         from daemon.telemetry.tracing import Tracing
@@ -82,7 +86,7 @@ async def _open_grpc(app: Appliance) -> None:
 
 async def _follow(tls: ServerTls) -> None:
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(CERTIFICATE_LOOK_S)
         tls.look()
 
 

@@ -24,10 +24,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-
 from daemon import __version__
 from daemon.settings import Settings
 from daemon.store.base import utc_now
@@ -168,11 +164,16 @@ def _small_parts(settings: Settings, passphrase: str | None) -> dict[str, bytes]
 
 
 def _seal(data: bytes, passphrase: str) -> bytes:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     salt, nonce = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
     return salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, data, b"bayard back-up")
 
 
 def _unseal(data: bytes, passphrase: str) -> dict[str, bytes]:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     salt, nonce = data[:_SALT_BYTES], data[_SALT_BYTES : _SALT_BYTES + _NONCE_BYTES]
     try:
         opened = AESGCM(_key(passphrase, salt)).decrypt(nonce, data[_SALT_BYTES + _NONCE_BYTES :], b"bayard back-up")
@@ -184,6 +185,8 @@ def _unseal(data: bytes, passphrase: str) -> dict[str, bytes]:
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
     return Scrypt(salt=salt, length=32, n=2**15, r=8, p=1).derive(passphrase.encode())
 
 

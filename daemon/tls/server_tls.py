@@ -16,7 +16,6 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from grpc import ServerCredentials
 
-LOOK_EVERY_S = 5.0
 log = structlog.get_logger("bayard.tls")
 
 

@@ -10,9 +10,7 @@ from fastapi import APIRouter
 from daemon.api.admin.access import Admin, Services
 from daemon.api.admin.answers import Body
 from daemon.api.admin.operations import OperationAnswer, operation_item
-from daemon.models.bundle import import_bundle
 from daemon.models.copying import Cancelled, Report
-from daemon.models.signing import parse_public, trusted_keys
 from engine.errors import InvalidParameter
 
 router = APIRouter(prefix="/bundles", tags=["models"])
@@ -29,6 +27,9 @@ class BundleBody(Body):
 @router.post("/imports", status_code=202)
 async def post_bundle(body: BundleBody, services: Services, caller: Admin) -> OperationAnswer:
     """Begin an import; look at operations/{id} for its progress."""
+    from daemon.models.bundle import import_bundle  # cryptography is loaded where it is used
+    from daemon.models.signing import parse_public, trusted_keys
+
     path = Path(body.path)
     if not path.is_absolute():
         raise InvalidParameter(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
 from daemon.api.admin.access import Admin, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Consequences, Item
-from daemon.tls.authority import Authority, CertificateFacts, facts_of
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from daemon.tls.authority import CertificateFacts
 
 router = APIRouter(prefix="/certificates", tags=["tls"])
 
@@ -44,6 +47,8 @@ class RotateBody(Body):
 
 @router.get("")
 async def get_certificates(services: Services, caller: Viewer) -> CertificatesAnswer:
+    from daemon.tls.authority import Authority, facts_of  # cryptography is loaded where it is used
+
     def read() -> list[CertificateItem]:
         own = Authority(services.settings.state_dir / "tls")
         server = services.tls.cert_file if services.tls is not None else own.server_cert
@@ -58,6 +63,8 @@ async def post_rotate(
     services: Services, caller: Admin, body: RotateBody | None = None, dry_run: bool = False
 ) -> CertificatesAnswer | Consequences:
     """A new server certificate, used by new connections at once; those that are open keep theirs."""
+    from daemon.tls.authority import Authority
+
     asked = body or RotateBody()
     if services.settings.tls.cert_file:
         raise ConfigError(

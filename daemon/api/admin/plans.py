@@ -42,6 +42,7 @@ class PlannedModelItem(Item):
     threads: int
     knobs: dict[str, Any]
     bounds: dict[str, Any] | None  # how far load may move the knobs
+    on_demand: dict[str, Any] | None  # keep_alive_s, pinned; None: always loaded
     reasons: list[str]
 
 
