@@ -302,6 +302,7 @@ class Appliance:
         self.tenants.admission.resolve = lambda model: self.upkeep.aliases().get(model, model)
         self.aliases = parts.aliases
         self.router.views = self.supervisor.views
+        self.router.ask = self.controller.on_demand.ask
         self.metrics.views = self.supervisor.views
         self.metrics.accelerators = lambda: self.machine.last.accelerators if self.machine.last else ()
         self.metrics.refused_guesses = lambda: self.tenants.brake.refusals

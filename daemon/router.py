@@ -47,6 +47,7 @@ class Router:
         self._texts: dict[str, asyncio.Future[TextPipeline]] = {}  # by model path
         self.views: Callable[[], list[WorkerView]] = list
         self.imported: Callable[[], Collection[str]] = tuple
+        self.ask: Callable[[str], bool] = lambda model: False  # begin to load what is loaded on demand
         self.aliases: Callable[[], Mapping[str, str]] = dict  # the model that each other name means
 
     def models(self) -> list[str]:
@@ -63,9 +64,12 @@ class Router:
         replicas = self._replicas.get(model)
         if replicas:
             return replicas[0] if len(replicas) == 1 else min(replicas, key=lambda replica: replica.client.inflight)
+        asked = self.ask(model)
         views = [view for view in self.views() if model in (view.model, *(a.name for a in view.config.adapters))]
         if views:
             raise _not_ready(model, views)
+        if asked:
+            raise NotReady(f"the model {model!r} is loaded for this request.", "Try again shortly.", retry_after_s=2.0)
         if model in self.imported():
             raise ModelNotFound(
                 f"the model {model!r} is imported, but the active plan does not load it.",

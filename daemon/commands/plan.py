@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from daemon.commands.client import Reach, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
-from daemon.commands.plan_live import adapt, rollback
+from daemon.commands.plan_live import adapt, on_demand, rollback
 from daemon.planning.strategy import Strategy
 from daemon.settings import Settings
 from engine.spec.precision import WeightPrecision
@@ -33,6 +33,7 @@ class PlanGroup(TyperGroup):
 
 app = typer.Typer(cls=PlanGroup, no_args_is_help=True, rich_markup_mode=None, help=_HELP)
 app.command()(adapt)
+app.command("on-demand")(on_demand)
 app.command()(rollback)
 
 StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="What matters most.")]

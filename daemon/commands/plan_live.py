@@ -1,4 +1,4 @@
-"""bayard plan adapt PLAN, bayard plan rollback: knobs that follow the load, and the way back."""
+"""bayard plan adapt, on-demand, rollback: what follows the load, and the way back."""
 
 from __future__ import annotations
 
@@ -54,6 +54,47 @@ def adapt(
             f"plan {name}: load moves {model['model']} between {few['max_running']:,} and {many['max_running']:,} "
             f"streams, {few['prefill_chunk']:,} and {many['prefill_chunk']:,} prompt tokens a step"
         )
+
+
+def on_demand(
+    name: PlanArgument,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="An imported model.")],
+    keep_alive: Annotated[
+        str, typer.Option("--keep-alive", metavar="TIME", help="Unused for so long it is put away: 90s, 10m, 2h.")
+    ] = "10m",
+    pin: Annotated[bool, typer.Option("--pin", help="Once loaded it stays.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Load it always.")] = False,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load a model of a plan when it is asked for, and put it away when it is not."""
+    from daemon.commands.durations import seconds_of
+
+    keep_alive_s = seconds_of(keep_alive)
+    body = {"model": model, "on": not off, "keep_alive_s": keep_alive_s, "pinned": pin}
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
+        if reach.admin is not None:
+            item = reach.admin.put(f"plans/{name}/on-demand", body)["item"]
+        else:
+            from daemon.commands.plan import plan_item
+            from daemon.strategy.demanding import load_always, load_on_demand
+
+            parts = reach.parts()
+            if off:
+                saved = load_always(parts.desk, parts.plans, name, model)
+            else:
+                saved = load_on_demand(parts.desk, parts.plans, name, model, keep_alive_s, pinned=pin)
+            item = plan_item(saved, None)
+            reach.record("plan.on_demand", f"plan:{name}", body)
+    if as_json:
+        print(json.dumps(item, indent=2))
+    elif off:
+        print(f"plan {name}: {model} is always loaded")
+    else:
+        stays = "once loaded it stays" if pin else f"unused for {keep_alive} it is put away"
+        print(f"plan {name}: {model} is loaded when it is asked for; {stays}")
 
 
 def rollback(

@@ -45,5 +45,6 @@ def profile_item(profile: Profile) -> dict[str, Any]:
         "threads": profile.threads,
         "knobs": msgspec.to_builtins(profile.knobs),
         "bounds": msgspec.to_builtins(profile.bounds),
+        "on_demand": msgspec.to_builtins(profile.on_demand),
         "reasons": [f"{choice.topic} {choice.value}: {choice.reason}" for choice in profile.choices],
     }

@@ -72,6 +72,14 @@ class AdapterRef:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDemandTerms:
+    """A model that is loaded when it is asked for."""
+
+    keep_alive_s: float = 600.0  # unused for so long, it is put away
+    pinned: bool = False  # once loaded it stays
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     model: str
     path: str
@@ -94,6 +102,7 @@ class Profile:
     generates: bool = True  # False: an encoder, which embeds texts and keeps no KV
     adapters: tuple[AdapterRef, ...] = ()
     bounds: LiveBounds | None = None  # how far load may move the knobs; None: not at all
+    on_demand: OnDemandTerms | None = None  # None: loaded as long as its plan is in force
 
     def with_model(self, name: str, path: str) -> Profile:
         """The same profile under the name and place a model has once it is imported."""

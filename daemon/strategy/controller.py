@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -20,11 +19,13 @@ from daemon.planning.profile import Profile
 from daemon.planning.worker_config import same_shape, worker_config
 from daemon.store.base import utc_now
 from daemon.strategy.load_controller import LoadController
+from daemon.strategy.on_demand import OnDemand
 from daemon.strategy.plans import Plans, SavedPlan
 from daemon.strategy.room import no_room
 from daemon.strategy.rules import Rules
-from daemon.strategy.schedule import Decision, Override, day_of, plan_at
+from daemon.strategy.schedule import Decision, day_of, plan_at
 from daemon.strategy.switch import Room, Switcher
+from daemon.strategy.view import Segment, StrategyView
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 from engine.errors import BayardError, Conflict
@@ -43,33 +44,6 @@ class Workers(Protocol):
     async def unwant(self, name: str, drain_s: float | None, reason: str) -> None: ...
     async def set_knobs(self, name: str, knobs: Knobs) -> None: ...
     def views(self) -> list[WorkerView]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StrategyView:
-    """What is wanted now; for the admin API and the console."""
-
-    plan: str | None
-    since_at: datetime | None
-    until_at: datetime | None
-    reason: str
-    rule: str | None
-    default: str | None
-    override: Override | None
-    timezone: str
-    next_plan: str | None  # what follows at until_at
-    converged: bool  # the workers are as the plan wants them
-    problem: str | None  # what keeps them from it
-    as_of: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    begins_at: datetime
-    ends_at: datetime
-    plan: str | None
-    reason: str
-    rule: str | None
 
 
 class PlanController:
@@ -101,6 +75,10 @@ class PlanController:
         self._converged = False
         self._leaving: dict[asyncio.Task[None], str] = {}  # the model of each
         self._load = LoadController(mono)
+        self._room = room
+        self.on_demand = OnDemand(mono)
+        self.on_demand.on_first = self._asked_first
+        self._asking: set[asyncio.Task[None]] = set()
         self._switcher = Switcher(supervisor, events, self._leave, room, mono)
         self.after_turn: Callable[[list[WorkerView]], None] = lambda views: None  # runs in a thread
 
@@ -202,13 +180,18 @@ class PlanController:
         """What kept single workers from being as wanted; none of them holds up the others."""
         decision, plan = await asyncio.to_thread(self._desired)
         self._announce(decision)
-        wanted = {} if plan is None else {profile.model: profile for profile in plan.profiles}
         views = {view.name: view for view in self._supervisor.views()}
+        profiles = () if plan is None else plan.profiles
+        self.on_demand.allow(profiles)
+        active = self.on_demand.active(views.values())
+        wanted = {p.model: p for p in profiles if p.on_demand is None or p.model in active}
         moves = 0
         for view in views.values():
             if view.model not in wanted:
                 moves += 1
-                self._leave(view, f"plan {decision.plan} does not load it" if decision.plan else decision.reason)
+                unused = f"plan {decision.plan} loads it on demand, and nobody has asked for a while"
+                other = f"plan {decision.plan} does not load it" if decision.plan else decision.reason
+                self._leave(view, unused if view.model in self.on_demand.names() else other)
         self._load.keep(wanted)
         self._switcher.forget([view.model for view in views.values() if view.model not in wanted])
         problems = []
@@ -250,6 +233,8 @@ class PlanController:
         if not mine:
             if self._is_leaving(model):
                 return 1  # a later tick starts it again, once it is gone
+            if profile.on_demand is not None and not await self._made_room(profile, views):
+                return 1
             move = self._load.knobs(profile, None)
             config = config if move is None else msgspec.structs.replace(config, knobs=move.knobs)
             self._events.publish("worker", model, None, "wanted", why)
@@ -265,6 +250,26 @@ class PlanController:
             await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
             return 1
         return await self._set_knobs(profile, current, why)
+
+    async def _made_room(self, profile: Profile, views: dict[str, WorkerView]) -> bool:
+        """Whether a model that was asked for has room now; else the least valuable idle one goes. Raises: Conflict"""
+        room = await asyncio.to_thread(self._room, profile, list(views.values()), self._switcher.promised)
+        if room.fits or self._room is no_room:
+            return True
+        if any(self._is_leaving(view.name) for view in views.values()):
+            return False
+        idle = self.on_demand.least_valuable(views.values())
+        if idle is None:
+            raise Conflict(f"{profile.model} was asked for: {room.reason}, and no other on-demand model is idle.", "")
+        self.on_demand.put_away(idle.model)
+        self._leave(idle, f"it makes room for {profile.model}, which was asked for: {room.reason}")
+        return False
+
+    def _asked_first(self, model: str) -> None:
+        """Load it now, not at the next tick."""
+        task = asyncio.create_task(self.reconcile(f"a request for {model}"), name=f"load {model}")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def _set_knobs(self, profile: Profile, view: WorkerView, why: str) -> int:
         """The plan's own knobs, or those that the load asks for within its bounds."""

@@ -88,6 +88,10 @@ class Switcher:
         """Remember what a worker may grow to."""
         self._promised[worker] = profile.memory.total_bytes
 
+    @property
+    def promised(self) -> Mapping[str, int]:
+        return dict(self._promised)
+
     def current(self, model: str) -> Switch | None:
         return self._running.get(model)
 

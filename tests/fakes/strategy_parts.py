@@ -32,6 +32,7 @@ class FakeWorkers:
     restarts: dict[str, int] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
     next_pid: int = 100
+    inflight: dict[str, int] = field(default_factory=dict)
 
     async def want(self, name: str, config: WorkerConfig, *, prove: bool = False) -> None:
         self.calls.append(("want", name))
@@ -66,6 +67,7 @@ class FakeWorkers:
                 state=self.states.get(name, WorkerState.READY),
                 pid=self.pids.get(name),
                 restarts=self.restarts.get(name, 0),
+                inflight=self.inflight.get(name, 0),
             )
             for name, config in self.configs.items()
         ]
