@@ -140,7 +140,7 @@ def scaled_gemm(
     out = torch.empty(rows, columns, dtype=dtype, device=a.device)
     kept = 0 if a_outliers is None else a_outliers.shape[1]
     num_tiles = triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n)
-    splits = min(tiles.splits, triton.cdiv(depth, block_k)) if num_tiles <= MAX_LOCKS else 1
+    splits = min(tiles.splits, max(1, depth // LEAST_PART)) if num_tiles <= MAX_LOCKS else 1
     parts = out
     if splits > 1:
         kind = torch.int32 if a.dtype == torch.int8 else torch.float32
@@ -165,6 +165,7 @@ CHOICES = (
 )
 SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
 MAX_SPLITS = 4
+LEAST_PART = 4096  # numbers of K in a part
 
 
 def scaled_tiles(rows: int, columns: int, units: int = 132) -> ScaledTiles:
