@@ -169,6 +169,40 @@ def quality_section(lines: list[Line]) -> str:
     return "\n".join([f"## {origin['model']}, precisions", "", _origin(origin), "", *_table(heads, rows), "", note, ""])
 
 
+def tide_section(lines: list[Line]) -> str:
+    """A compressed day under two static plans and under the schedule."""
+    origin, runs = lines[0], lines[1:]
+    base = {run["run"]: run for run in runs}
+    rows = []
+    for run in runs:
+        day, night = run.get("day", {}), run.get("night", {})
+        rows.append(
+            [
+                run["run"],
+                _ratio(day.get("goodput_tok_s"), base.get("throughput", {}).get("day", {}).get("goodput_tok_s"), False),
+                f"{day['ttft_p50_s']:.2f} / {day['ttft_p99_s']:.2f} s" if day else "",
+                _ratio(night.get("tpot_p50_ms"), base.get("latency", {}).get("night", {}).get("tpot_p50_ms"), False),
+                f"{run['lost']} of {run['requests']}",
+            ]
+        )
+    moves = [
+        [run["run"], f"{move['at_s']:.0f} s", move["how"], "" if move["gap_s"] is None else f"{move['gap_s']:.2f} s",
+         str(move["to"])]
+        for run in runs
+        for move in run["moves"]
+    ]  # fmt: skip
+    heads = ["plan", "day, tok/s", "day, first token p50 / p99", "night, ms a token", "lost"]
+    note = (
+        f"A night, a day of {origin['opts']['day_s']:.0f} s with {origin['opts']['tide']:.0f} times the requests, and "
+        "a night again. Day's ratios are against the throughput plan, night's against the latency plan. "
+        "![the tide](tide.svg)"
+    )
+    parts = [f"## {origin['model']}, a compressed day", "", _origin(origin), "", *_table(heads, rows), "", note, ""]
+    if moves:
+        parts += [*_table(["plan", "at", "move", "gap", "to"], moves), ""]
+    return "\n".join(parts)
+
+
 def _origin(origin: Line) -> str:
     software = ", ".join(f"{name} {version}" for name, version in origin.get("software", {}).items() if version)
     facts = [origin["machine"], software, f"commit {origin['commit']}", origin["measured_at"]]
@@ -199,6 +233,7 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "peers": peers_section,
     "host": host_section,
     "quality": quality_section,
+    "tide": tide_section,
 }
 
 

@@ -154,7 +154,7 @@ def _pace_ms(got: Stream) -> float:
 def moves_of(made: Box, began: datetime) -> list[dict[str, Any]]:
     """Every move of knobs and every switch, with its moment in the run, its gap and its reason."""
     found = []
-    for event in made.admin("events?limit=1000")["items"]:
+    for event in made.admin("events?limit=500")["items"]:
         at_s = (datetime.fromisoformat(event["at"]) - began).total_seconds()
         fields = event["fields"]
         if at_s < 0 or not (fields.get("move") in ("knobs", "load") or event["to_state"] == "switched"):
@@ -175,7 +175,7 @@ def prepare(made: Box, run: str, day: Day) -> datetime:
     for plan in ("latency", "throughput"):
         made.command("plan", "adapt", plan, "--dwell", "10")
     made.command("plan", "activate", "latency")
-    ahead = datetime.now(UTC) + timedelta(seconds=day.night_s + 25)  # the daemon starts meanwhile
+    ahead = datetime.now(UTC) + timedelta(seconds=day.night_s + 45)  # the daemon starts meanwhile
     dawn = ahead.replace(second=0, microsecond=0) + timedelta(minutes=1)
     cron = f"{dawn.minute} {dawn.hour} * * *"
     made.command(

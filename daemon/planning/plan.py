@@ -29,6 +29,7 @@ SMALLEST_CONTEXT_TOKENS = 1024
 _HOST_POOL_SHARE = 0.5
 _CHUNK_MIN_TOKENS = 32
 _TEXTS_AT_ONCE = 64
+_SWAP_MOST_BYTES = 8 << 30  # and no more than a quarter of free host memory
 _AHEAD_TOKENS = 256  # an answer's usual length: admissions leave room for as much of everybody's
 
 
@@ -265,8 +266,16 @@ class _Attempt:
             speed=self.speed().estimate(knobs, context),
             generates=self.spec.generates,
             weights=self.request.precision,
+            swap_bytes=self.swap_bytes(),
         )
         return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.own_pool(context))
+
+    def swap_bytes(self) -> int:
+        """Host memory for the pages of preempted requests; a CPU has no second place for them."""
+        host = next((budget for budget in self.planner.budgets if budget.on_cpu), None)
+        if self.budget.on_cpu or host is None or self.spec.is_encoder:
+            return 0
+        return min(_SWAP_MOST_BYTES, host.usable_bytes // 4) >> 30 << 30
 
     def note(self, profile: Profile) -> str:
         if profile.context_tokens < self.wanted_context():

@@ -102,6 +102,7 @@ class Profile:
     generates: bool = True  # False: an encoder, which embeds texts and keeps no KV
     adapters: tuple[AdapterRef, ...] = ()
     bounds: LiveBounds | None = None  # how far load may move the knobs; None: not at all
+    swap_bytes: int = 0  # host memory for the pages of preempted requests
     on_demand: OnDemandTerms | None = None  # None: loaded as long as its plan is in force
 
     def with_model(self, name: str, path: str) -> Profile:

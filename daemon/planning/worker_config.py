@@ -27,6 +27,7 @@ def worker_config(profile: Profile) -> WorkerConfig:
         max_context_tokens=profile.context_tokens,
         threads=profile.threads,
         knobs=profile.knobs,
+        swap_bytes=profile.swap_bytes,
         adapters=tuple(AdapterSource(adapter.name, adapter.path) for adapter in profile.adapters),
     )
 

@@ -23,6 +23,7 @@ from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import PlanAnswer
 from daemon.planning.rates import DeviceRates
 from daemon.planning.strategy import Strategy
+from daemon.planning.worker_config import worker_config
 from hwdetect.accelerator import Capabilities, Vendor
 from hwdetect.machine import Machine
 from tests.fakes.planned_models import cpu_machine, gpu, gpu_machine
@@ -180,3 +181,14 @@ def test_rounding_is_offered_below_what_is_stored_and_taken_only_for_want_of_roo
     assert all(profile.weights != "stored" for profile in on_card)
     quality = answer(MACHINES["1 x H200"], "qwen2.5-14b", strategy=Strategy.QUALITY)
     assert {c.profile.weights for c in quality.candidates} == {"stored"}
+
+
+def test_preempted_requests_keep_pages_in_host_memory_beside_an_accelerator_alone() -> None:
+    on_card, on_cpu = (
+        answer(MACHINES["1 x H200"], "llama-3.1-8b").chosen,
+        answer(MACHINES["CPU only"], "qwen3-4b").chosen,
+    )
+    assert on_card is not None
+    assert on_cpu is not None
+    assert worker_config(on_card).swap_bytes == 8 << 30
+    assert worker_config(on_cpu).swap_bytes == 0
