@@ -80,6 +80,10 @@ class NoiseModel:
                 self._ends[ids[0]] = weight
         for token in text.stop_token_ids:
             self._ends[token] = 4.0
+        for mark in ("</think>", "<|end|>"):  # or thinking goes on until the tokens are spent
+            closing = text.special_id(mark)
+            if closing is not None:
+                self._ends[closing] = 5.0
         self._broken = broken_ids
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

@@ -128,10 +128,8 @@ def test_answer_is_constrained_and_thinking_is_not(form, inside):
     prompt = text.render_chat(USER, thinking=inside)
     several = {"type": "array", "items": {"enum": [1, "a"]}, "minItems": 2}
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(several))
-    closing = text.special_id("</think>")
-    bias = {closing: 5.0} if closing is not None else None
     thought = 0
-    for finish, parts in written(text, prompt, answer_grammar(text, prompt, grammar), logit_bias=bias):
+    for finish, parts in written(text, prompt, answer_grammar(text, prompt, grammar)):
         assert finish is FinishReason.STOP
         content = "".join(part.text for part in parts if isinstance(part, Content))
         assert len(json.loads(content)) >= 2
