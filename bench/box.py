@@ -115,6 +115,9 @@ class Box:
     def figures(self) -> dict[str, int]:
         """Of the daemon's process alone."""
         assert self.process is not None
+        if self.process.poll() is not None:
+            log = (self.state_dir / "serve.log").read_text()[-6000:]
+            raise RuntimeError(f"the daemon ended with status {self.process.returncode}:\n{log}")
         found = psutil.Process(self.process.pid)
         return {
             "rss_bytes": found.memory_info().rss,
