@@ -77,7 +77,9 @@ def tide_of(
     trace: Sequence[tuple[float, int, int]], day: Day, night_rate: float, shrink: float, longest: int
 ) -> list[Arrival]:
     """The trace's gaps, stretched to `night_rate` requests a second at night and ten times as many by day."""
-    mean_gap_s = sum(gap for gap, _, _ in trace) / max(1, len(trace) - 1)
+    expected = max(2, round(night_rate * (2 * day.night_s + TIDE * day.day_s)))
+    used = [gap for gap, _, _ in trace[1 : expected + 1]]  # a trace has quiet and busy stretches of its own
+    mean_gap_s = sum(used) / len(used)
     arrivals, at_s = [], 0.0
     for gap_s, context, generated in trace:
         rate = night_rate * (TIDE if day.phase(at_s) == "day" else 1.0)

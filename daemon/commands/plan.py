@@ -57,7 +57,10 @@ def group() -> None:
 
 @app.command(_PREVIEW)
 def preview(
-    target: Annotated[str, typer.Argument(metavar="MODEL|PATH", help="An imported model, or a file or folder.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL|PATH...", help="Imported models, files or folders; several run together."),
+    ],
     strategy: StrategyOption = Strategy.LATENCY,
     context: ContextOption = None,
     users: UsersOption = None,
@@ -72,16 +75,20 @@ def preview(
     as_json: JsonOption = False,
 ) -> None:
     """Yes, or why not: candidates, the chosen profile with its reasons, memory. Exit status 1 for no."""
-    from daemon.commands.preview import answer_of, machine_of
+    from daemon.commands.preview import answers_of, machine_of
     from daemon.planning.answer_json import answer_to_json
     from daemon.planning.plan import Request
     from daemon.planning.render import answer_text
 
     described = None if machine is None else machine_of(machine)
     request = Request(strategy, context, users, weights=weights)
-    answer = answer_of(target, request, described, settings_from(config, state_dir, run_dir))
-    print(json.dumps(answer_to_json(answer), indent=2) if as_json else answer_text(answer))
-    if not answer.fits:
+    answers = answers_of(targets, request, described, settings_from(config, state_dir, run_dir))
+    told = [answer_to_json(answer) for answer in answers]
+    if as_json:
+        print(json.dumps(told[0] if len(told) == 1 else {"answers": told}, indent=2))
+    else:
+        print("\n\n".join(answer_text(answer) for answer in answers))
+    if not all(answer.fits for answer in answers):
         raise typer.Exit(1)
 
 

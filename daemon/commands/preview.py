@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,45 +10,60 @@ import hwdetect
 from daemon.commands.client import offline_or_admin
 from daemon.planning.answer_json import answer_from_json
 from daemon.planning.install import EngineInstall
-from daemon.planning.machine_budgets import budgets_of
+from daemon.planning.machine_budgets import budgets_of, claims_of
 from daemon.planning.plan import Planner, Request
-from daemon.planning.profile import PlanAnswer
+from daemon.planning.profile import PlanAnswer, Profile
 from daemon.settings import Settings
 from engine.errors import InvalidParameter
 from engine.spec import read_spec
 from hwdetect.machine import Machine
 
 
-def answer_of(target: str, request: Request, machine: Machine | None, settings: Settings) -> PlanAnswer:
+def answers_of(
+    targets: Sequence[str], request: Request, machine: Machine | None, settings: Settings
+) -> list[PlanAnswer]:
+    """One answer a target, each planned beside those before it that fit."""
+    answers: list[PlanAnswer] = []
+    for target in targets:
+        beside = [answer.chosen for answer in answers if answer.chosen is not None]
+        answers.append(answer_of(target, request, machine, settings, beside))
+    return answers
+
+
+def answer_of(
+    target: str, request: Request, machine: Machine | None, settings: Settings, beside: Sequence[Profile] = ()
+) -> PlanAnswer:
     """For another machine the files are read here; else by whoever owns the state folder, if anybody can."""
     path = Path(target).expanduser()
     is_path = path.exists()
     if is_path:
         target = str(path.absolute())
     if is_path and (machine is not None or not settings.state_dir.exists()):
-        return _stateless(path.absolute(), request, machine)
+        return _stateless(path.absolute(), request, machine, beside)
     with offline_or_admin(settings) as reach:
         if reach.admin is None:
-            return reach.parts().desk.answer(target, request, machine)
+            return reach.parts().desk.answer(target, request, machine, beside)
         if machine is not None:
-            return _stateless(Path(reach.admin.get(f"models/{quote(target)}")["item"]["path"]), request, machine)
+            path = Path(reach.admin.get(f"models/{quote(target)}")["item"]["path"])
+            return _stateless(path, request, machine, beside)
         body = {
             "target": target,
             "strategy": request.strategy.value,
             "context_tokens": request.context_tokens,
             "users": request.users,
             "weights": request.weights,
+            "beside": [profile.to_json() for profile in beside],
         }
         told = reach.admin.post("plans/preview", body)["answer"]
     return answer_from_json(told)
 
 
-def _stateless(path: Path, request: Request, machine: Machine | None) -> PlanAnswer:
+def _stateless(path: Path, request: Request, machine: Machine | None, beside: Sequence[Profile]) -> PlanAnswer:
     """Without any state: shipped rates, and a model that nobody imported."""
-    spec = read_spec(path)
+    spec, claims = read_spec(path), claims_of(beside)
     if machine is not None:
-        return Planner(budgets_of(machine, EngineInstall.full(), idle=True)).answer(spec, request)
-    return Planner(budgets_of(hwdetect.detect(), EngineInstall.here())).answer(spec, request)
+        return Planner(budgets_of(machine, EngineInstall.full(), claims, idle=True)).answer(spec, request)
+    return Planner(budgets_of(hwdetect.detect(), EngineInstall.here(), claims)).answer(spec, request)
 
 
 def machine_of(path: Path) -> Machine:

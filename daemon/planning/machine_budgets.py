@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from daemon.planning.budget import Claim, DeviceBudget
 from daemon.planning.install import EngineInstall
+from daemon.planning.profile import Profile
 from daemon.planning.units import human_bytes
 from hwdetect.machine import Accelerator, Machine
 
@@ -43,6 +44,14 @@ def budgets_of(
         budgets.append(_accelerator(accelerator, device, install, tuple(claims.get(device, ())), own_pids, own))
     budgets.append(_cpu(machine, tuple(claims.get("cpu", ())), () if idle else (returned.get("cpu", 0),)))
     return tuple(budgets)
+
+
+def claims_of(beside: Sequence[Profile]) -> dict[str, list[Claim]]:
+    """By device, what profiles that run at the same time will take."""
+    claims: dict[str, list[Claim]] = {}
+    for profile in beside:
+        claims.setdefault(profile.device, []).append(Claim(profile.model, profile.memory.total_bytes))
+    return claims
 
 
 def _cpu(machine: Machine, claims: tuple[Claim, ...], live: tuple[int, ...]) -> DeviceBudget:

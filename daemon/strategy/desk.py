@@ -9,11 +9,10 @@ from pathlib import Path
 from daemon.events import EventLog
 from daemon.models.record import ModelRecord
 from daemon.models.registry import ModelRegistry
-from daemon.planning.budget import Claim
 from daemon.planning.calibrate import COMMON_KINDS, measure, never
 from daemon.planning.fit import FitModel
 from daemon.planning.install import EngineInstall
-from daemon.planning.machine_budgets import budgets_of
+from daemon.planning.machine_budgets import budgets_of, claims_of
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import AdapterRef, PlanAnswer, Profile
@@ -98,9 +97,7 @@ class PlanningDesk:
         self._measurements.save_quality(self._models.get(model).name, found)
 
     def planner(self, machine: Machine | None = None, beside: Sequence[Profile] = ()) -> Planner:
-        claims: dict[str, list[Claim]] = {}
-        for profile in beside:
-            claims.setdefault(profile.device, []).append(Claim(profile.model, profile.memory.total_bytes))
+        claims = claims_of(beside)
         if machine is not None:
             budgets = budgets_of(machine, EngineInstall.full(), claims, idle=True)
             return Planner(budgets)

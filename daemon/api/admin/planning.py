@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -16,9 +17,10 @@ from daemon.models.copying import Cancelled, Report
 from daemon.models.record import ImportProgress
 from daemon.planning.answer_json import answer_to_json
 from daemon.planning.plan import Request
+from daemon.planning.profile import Profile
 from daemon.planning.strategy import Strategy
 from daemon.strategy.plans import diff
-from engine.errors import Conflict
+from engine.errors import Conflict, InvalidParameter
 from engine.spec.precision import WeightPrecision
 
 router = APIRouter(tags=["plans"])
@@ -27,13 +29,15 @@ Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
 class PreviewBody(Body):
-    """target: an imported model's name, or an absolute path on the daemon's machine."""
+    """target: an imported model's name, or an absolute path on the daemon's machine. beside: profiles, as answers
+    hold them, that run at the same time."""
 
     target: str
     strategy: Strategy = Strategy.LATENCY
     context_tokens: Count | None = None
     users: Count | None = None
     weights: WeightPrecision | None = None
+    beside: Annotated[list[dict[str, Any]], Field(max_length=64, default_factory=list)]
 
 
 class PreviewAnswer(Answer):
@@ -96,8 +100,18 @@ class CalibrateBody(Body):
 async def post_preview(body: PreviewBody, services: Services, caller: Operator) -> PreviewAnswer:
     """Plan without loading anything."""
     request = Request(body.strategy, body.context_tokens, body.users, weights=body.weights)
-    answer = await asyncio.to_thread(services.desk.answer, body.target, request)
+    answer = await asyncio.to_thread(services.desk.answer, body.target, request, None, _profiles(body.beside))
     return PreviewAnswer(answer=answer_to_json(answer))
+
+
+def _profiles(beside: list[dict[str, Any]]) -> list[Profile]:
+    """Raises: InvalidParameter"""
+    try:
+        return [Profile.from_json(item) for item in beside]
+    except msgspec.ValidationError as error:
+        raise InvalidParameter(
+            f"beside holds what is no profile: {error}.", "Send `chosen` of an earlier answer as it is.", param="beside"
+        ) from error
 
 
 @router.put("/plans/{name}")

@@ -20,7 +20,7 @@ LONG = 8192
 
 
 def asked(url: str, key: str, tokens: int = 40) -> httpx.Response:
-    body = {"model": MODEL, "max_tokens": tokens, "messages": [{"role": "user", "content": "hello"}]}
+    body = {"model": MODEL, "max_tokens": tokens, "ignore_eos": True, "messages": [{"role": "user", "content": "hello"}]}
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
@@ -129,7 +129,8 @@ def test_daemon_killed_at_a_step_of_a_switch_converges_at_the_next_start(boxed: 
     boxed.until(lambda: context_of(boxed) == [LONG], 30)
     assert len(workers(boxed)) == 1
     assert boxed.admin("schedule")["plan"] == "long"
-    assert asked(boxed.url, key).status_code == 200
+    answer = asked(boxed.url, key)
+    assert answer.status_code == 200, answer.text + boxed.log
     boxed.until(lambda: not any(psutil.pid_exists(pid) for pid in pids))  # the dead daemon's workers went with it
     with sqlite3.connect(boxed.state_dir / "bayard.db") as database:
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
