@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.decode import CODE_NUMBERS, SCALE_NUMBERS, _scale
 from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx
-from engine.kernels.triton.quant_gemv import CODE_NUMBERS, SCALE_NUMBERS, _scale
 
 SCRATCH_BYTES = 256 << 20  # of decoded numbers: a layer's largest matrix; smaller parts cost 10 %
 PROGRAMS_WANTED = 264  # two for each unit of a large GPU

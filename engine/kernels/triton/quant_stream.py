@@ -15,14 +15,11 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
-from engine.kernels.triton.device import speaks_ptx
-from engine.kernels.triton.quant_gemm import GemmTiles, gemm_tiles, quant_gemm
-from engine.kernels.triton.quant_gemv import (
+from engine.kernels.triton.decode import (
     CODE_NUMBERS,
     CORRECTIONS,
     INPUTS,
     ONE_BITS,
-    GemvTiles,
     _added,
     _decoded,
     _high_half,
@@ -30,10 +27,10 @@ from engine.kernels.triton.quant_gemv import (
     _low_half,
     _products,
     _scale,
-    form_of,
-    quant_gemv,
-    words_of,
 )
+from engine.kernels.triton.device import speaks_ptx
+from engine.kernels.triton.quant_gemm import GemmTiles, gemm_tiles, quant_gemm
+from engine.kernels.triton.quant_gemv import GemvTiles, form_of, quant_gemv, words_of
 from engine.kernels.triton.tuned import few_key, tuned
 
 
