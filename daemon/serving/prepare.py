@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -57,7 +59,35 @@ def is_quick(request: GenerationRequest, text: TextPipeline) -> bool:
 
 
 def _is_small(request: GenerationRequest) -> bool:
-    return sum(_text_bytes(prompt) for prompt in request.prompts) <= INLINE_BYTES
+    """Whatever a template may write counts: tools, calls and variables too, and white space."""
+    tools = request.tools.tools if request.tools is not None else ()
+    shown = [(tool.name, tool.description, tool.parameters) for tool in tools]
+    return _left([*map(_parts, request.prompts), request.template_kwargs, shown], INLINE_BYTES) >= 0
+
+
+def _parts(prompt: Prompt) -> object:
+    match prompt:
+        case ChatPrompt():
+            return prompt.messages
+        case TextPrompt():
+            return (prompt.text, prompt.suffix)
+        case TokenPrompt():
+            return prompt.token_ids
+
+
+def _left(value: object, left_bytes: int) -> int:
+    """left_bytes less what value holds; stops as soon as nothing is left. Nesting is bounded where bodies are read."""
+    if isinstance(value, str):
+        return left_bytes - len(value.encode("utf-8", "surrogatepass")) if len(value) <= left_bytes else -1
+    if isinstance(value, Mapping):
+        value = chain(value, value.values())
+    elif not isinstance(value, list | tuple):
+        return left_bytes - 1
+    for item in value:
+        left_bytes = _left(item, left_bytes)
+        if left_bytes < 0:
+            break
+    return left_bytes
 
 
 def resolve_sampling(

@@ -17,6 +17,7 @@ from engine.text.tools import ToolFormat, ToolParser, tool_format_of, tool_parse
 
 _SECRET_DIGITS = 38  # 126 bits
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_LONG_CHARACTERS = 4096
 _THINK_TAIL_TOKENS = 12  # enough to spell the mark and a few line breaks without a token for it
 
 
@@ -78,6 +79,7 @@ class TextPipeline:
 
     def render_chat(
         self,
+        /,  # a variable may have this name too
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -166,6 +168,8 @@ class TextPipeline:
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     try:
+        if len(text) > _LONG_CHARACTERS:  # of the library's calls those for batches alone let other threads run
+            return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     except (UnicodeEncodeError, TypeError) as error:
         raise InvalidParameter(

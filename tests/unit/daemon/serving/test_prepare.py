@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from daemon.serving import prepare
 from daemon.serving.prepare import is_quick, prepare_prompts
-from daemon.serving.request import ChatPrompt, Endpoint, GenerationRequest, Sampling
+from daemon.serving.request import ChatPrompt, Endpoint, GenerationRequest, Sampling, TokenPrompt
+from daemon.serving.tools import Tool, ToolUse
 from engine.errors import InvalidParameter
 
 
@@ -23,7 +25,7 @@ class Text:
     def __init__(self, render: Any) -> None:
         self._render = render
 
-    def render_chat(self, messages: Any, tools: Any, add_generation_prompt: bool) -> Any:
+    def render_chat(self, messages: Any, tools: Any, add_generation_prompt: bool, **variables: Any) -> Any:
         return self._render(messages)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -46,6 +48,29 @@ def test_short_chat_is_quick_once_the_model_is_known() -> None:
     prepare_prompts(chat(), text, 100)
     assert is_quick(chat(), text)
     assert not is_quick(chat("x" * (prepare.INLINE_BYTES + 1)), text)
+
+
+LONG = "x" * (prepare.INLINE_BYTES + 1)
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tools": ToolUse((Tool("f", description=LONG),))},
+        {"tools": ToolUse((Tool("f", parameters={"type": "object", "description": LONG}),))},
+        {"template_kwargs": {"documents": [{LONG: 1}]}},
+        {"prompts": (ChatPrompt((CALLED,)),)},
+        {"prompts": (ChatPrompt(({"role": "assistant", "content": "", "reasoning_content": LONG},)),)},
+        {"prompts": (ChatPrompt(({"role": "user", "content": " " * len(LONG)},)),)},
+        {"prompts": (TokenPrompt((1,) * len(LONG)),)},
+    ],
+)
+def test_much_that_is_no_message_text_never_runs_on_the_loop(changed: dict[str, Any]) -> None:
+    text: Any = Text(lambda messages: [1, 2])
+    prepare_prompts(chat(), text, 100)
+    assert is_quick(chat(), text)
+    assert not is_quick(replace(chat(), **changed), text)
 
 
 @pytest.mark.parametrize("refuses", [False, True])

@@ -205,6 +205,11 @@ def test_marks_leave_no_trace_after_filters(smollm_metadata):
     assert ours.decode(ids) == 'A<|IM_END|>B a-b " a<|im_end|>b " a&lt;|im_end|&gt;b '
 
 
+def test_render_takes_a_variable_of_any_name(smollm_metadata):
+    ours = with_template(smollm_metadata, "{{ messages[0].content }}")
+    assert ours.decode(ours.render_chat([{"role": "user", "content": "hi"}], self="x")) == "hi"
+
+
 def test_render_without_template_says_so(smollm_metadata):
     ours = with_template(smollm_metadata, None)
     assert not ours.has_chat_template

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -113,6 +114,19 @@ def test_encode_add_bos_follows_the_kind(byte_level_metadata, sentencepiece_meta
     assert pipeline(byte_level_metadata("llama-bpe")).encode("a", add_bos=True)[0] == begin
     off = byte_level_metadata("llama-bpe", tokenizer__ggml__add_bos_token=False)
     assert begin not in pipeline(off).encode("a", add_bos=True)
+
+
+def test_encode_of_a_long_text_lets_other_threads_run(smollm_text):
+    text = "ab cd " * 100_000
+    found: list[int] = []
+    working = threading.Thread(target=lambda: found.extend(smollm_text.encode(text)))
+    turns = 0
+    working.start()
+    while working.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 5
+    assert smollm_text.decode(found) == text
 
 
 def test_encode_special_text_is_plain_unless_asked(smollm_text):
