@@ -14,7 +14,7 @@ _OTHER = "#555555"
 
 def plot(runs: Sequence[dict[str, Any]], arrivals_s: Sequence[float], length_s: float) -> str:
     """runs: each with "run", "ended" (second, tokens) and "moves" (at_s, how, gap_s)."""
-    last_s = max([length_s, *(at_s for run in runs for at_s, _ in run["ended"])])
+    last_s: float = max([length_s, *(at_s for run in runs for at_s, _ in run["ended"])])
     bins = int(last_s // BIN_S) + 1
     series = {run["run"]: _binned(run["ended"], bins) for run in runs}
     asked = _binned([(at_s, 1) for at_s in arrivals_s], bins)

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ LONG = 8192
 
 
 def asked(url: str, key: str, tokens: int = 40) -> httpx.Response:
-    body = {"model": MODEL, "max_tokens": tokens, "ignore_eos": True, "messages": [{"role": "user", "content": "hello"}]}
+    body = {
+        "model": MODEL,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
@@ -101,7 +107,7 @@ def test_worker_that_fails_its_proof_never_gets_traffic(boxed: Daemon, key: str)
     boxed.until(lambda: asked(url, key, 4).status_code == 200)  # once the old one has read that it works again
 
 
-STEPS = {
+STEPS: dict[str, Callable[[Daemon], bool]] = {
     "asked for": lambda daemon: True,
     "new one loads": lambda daemon: len(workers(daemon)) == 2,
     "old one drains": lambda daemon: any(item["state"] == "draining" for item in workers(daemon)),

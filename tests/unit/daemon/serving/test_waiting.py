@@ -28,7 +28,8 @@ class Finder:
 async def test_request_for_a_loading_model_waits_and_is_told_what_for() -> None:
     told: list[str] = []
     finder = Finder(NotReady("the model is starting (reading, 34 %)", retry_after_s=2.0), 2)
-    assert await replica_when_ready(finder, 5.0, told.append) == "replica"
+    found: object = await replica_when_ready(finder, 5.0, told.append)
+    assert found == "replica"
     assert told == ["the model is starting (reading, 34 %)"] * 2 + [""]
 
 
