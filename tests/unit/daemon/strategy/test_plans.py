@@ -89,7 +89,12 @@ def test_diff_names_what_a_switch_would_change(plans: Plans, profile: MakeProfil
     b = saved("b", profile(strategy=Strategy.THROUGHPUT))
     rows = diff(a, b)
     assert ("gone", "loaded", "yes", "no") in rows
-    assert {row[1] for row in rows if row[0] == "small"} == {"max_running", "token_budget", "prefill_chunk"}
+    assert {row[1] for row in rows if row[0] == "small"} == {
+        "max_running",
+        "token_budget",
+        "prefill_chunk",
+        "max_step_ms",
+    }
     assert diff(a, replace(a, name="c")) == []
 
 
