@@ -65,7 +65,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     dtype = _dtype("dtype", config.dtype, device.default_dtype)
     if spec.is_encoder:
         return _build_encoder(config, spec, device, dtype, progress)
-    kv_dtype = KV_BYTES.get(config.kv_dtype) or _dtype("kv_dtype", config.kv_dtype, dtype)
+    kv_dtype = KV_BYTES.get(config.kv_dtype) or _dtype("kv_dtype", config.kv_dtype, _kv_default(config, device, dtype))
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
     rounding, rounding_notes = rounding_of(
@@ -208,6 +208,12 @@ def _has_own_threads(kernels: dict[str, str]) -> bool:
     """Whether the CPU library, with its own pool, computes all that is large."""
     large = [why for op, why in kernels.items() if op.split()[0] in ("linear", "experts", "paged_attention")]
     return bool(large) and all(why.startswith("cpu") for why in large)
+
+
+def _kv_default(config: WorkerConfig, device: Device, dtype: torch.dtype) -> torch.dtype:
+    """On the host float16, half of float32's memory and traffic: perplexity moves by hundredths of a percent."""
+    free = config.dtype == "auto" and device.torch_device.type == "cpu"
+    return torch.float16 if free and dtype is torch.float32 else dtype
 
 
 def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:

@@ -19,7 +19,17 @@ TOKENS = 32
 
 def engine(path: Path) -> EngineCore:
     knobs = Knobs(max_running=8, token_budget=32, prefill_chunk=16)
-    config = WorkerConfig("w", "tiny", str(path), "", kv_bytes=1 << 23, max_context_tokens=256, threads=1, knobs=knobs)
+    config = WorkerConfig(
+        "w",
+        "tiny",
+        str(path),
+        "",
+        kv_dtype="float32",  # as what it is compared with
+        kv_bytes=1 << 23,
+        max_context_tokens=256,
+        threads=1,
+        knobs=knobs,
+    )
     return build_engine(config, lambda stage, done, total: None).core
 
 
