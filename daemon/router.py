@@ -15,6 +15,7 @@ from engine.errors import ModelNotFound, NotReady
 from engine.messages import WorkerConfig, WorkerReady
 
 if TYPE_CHECKING:
+    from daemon.tenants.limits import TenantLimits
     from engine.client import EngineClient
     from engine.text import TextPipeline
 
@@ -73,10 +74,15 @@ class Router:
         if model in self.imported():
             raise ModelNotFound(
                 f"the model {model!r} is imported, but the active plan does not load it.",
-                f"Served now: {_names(self.models())}. Activate a plan with it: `bayard plan list`.",
+                "Activate a plan with it: `bayard plan list`.",
                 param="model",
             )
-        raise ModelNotFound(f"there is no model {model!r}.", f"Served now: {_names(self.models())}.", param="model")
+        # Which others there are is not told here: not every key may know.
+        raise ModelNotFound(f"there is no model {model!r}.", "GET /v1/models lists those there are.", param="model")
+
+    def may_use(self, limits: TenantLimits, name: str) -> bool:
+        """An alias is allowed if its model is."""
+        return limits.allows_model(name) or limits.allows_model(self.aliases().get(name, name))
 
     def start_text(self, path: str) -> None:
         """Begin to load the tokenizer of the model at path, beside the worker's own start."""
@@ -129,10 +135,6 @@ def load_text_of(path: str) -> TextPipeline:
     from engine.text import load_text
 
     return load_text(read_spec(Path(path)))
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names) if names else "none"
 
 
 def _not_ready(model: str, views: list[WorkerView]) -> NotReady:

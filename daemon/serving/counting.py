@@ -18,7 +18,7 @@ INLINE_CHARS = 2048  # longer texts are worked on in a thread
 
 def replica_for(router: Router, principal: Principal, model: str) -> Replica:
     """Raises: PermissionDenied, ModelNotFound, NotReady"""
-    if not principal.limits.allows_model(model):
+    if not router.may_use(principal.limits, model):
         raise PermissionDenied(
             f"This key may not use the model {model[:128]!r}.", "Ask the administrator to allow it.", param="model"
         )

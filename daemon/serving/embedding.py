@@ -117,6 +117,7 @@ class EmbeddingPath:
     async def _admitted(self, request: EmbeddingRequest, principal: Principal, live: LiveRequest) -> Embedded:
         ticket: Ticket | None = None
         try:
+            self._tenants.admission.check_model(principal, request.model)
             _check(request, await self._replica(request))
             ticket = await self._tenants.admission.enter(principal, request.model, 1)
             live.state = RequestState.PREPARING

@@ -76,6 +76,8 @@ class ServingPath:
         ticket: Ticket | None = None
         try:
             self._check_choices(request)
+            # Before the model is looked for, which may load it.
+            self._tenants.admission.check_model(principal, request.model)
             async with _until_deadline(request, live):
                 _check_generates(await self._replica(request, on_wait))
                 ticket = await self._tenants.admission.enter(principal, request.model, request.num_choices)

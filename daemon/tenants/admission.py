@@ -125,6 +125,14 @@ class Admission:
                     retry_after_s=wait_s,
                 )
 
+    def check_model(self, principal: Principal, model: str) -> None:
+        """Raises: PermissionDenied"""
+        limits = principal.limits
+        if not (limits.allows_model(model) or limits.allows_model(self.resolve(model))):
+            raise PermissionDenied(
+                f"This key may not use the model {model[:128]!r}.", "Ask the administrator to allow it.", param="model"
+            )
+
     async def enter(self, principal: Principal, model: str, weight: int) -> Ticket:
         """Wait for a place. Blocks: while the tenant runs as much as it may.
 
@@ -157,11 +165,8 @@ class Admission:
             raise Draining("Bayard is stopping and takes no new requests.", "Try again shortly.", retry_after_s=5.0)
         if self.paused:
             raise Draining(f"New requests are held back: {self.paused}.", "Try again shortly.", retry_after_s=5.0)
+        self.check_model(principal, model)
         limits = principal.limits
-        if not (limits.allows_model(model) or limits.allows_model(self.resolve(model))):
-            raise PermissionDenied(
-                f"This key may not use the model {model!r}.", "Ask the administrator to allow it.", param="model"
-            )
         if limits.max_concurrency is not None and weight > limits.max_concurrency:
             # no 429, which clients send again by themselves: this can never be let in
             raise InvalidParameter(

@@ -53,7 +53,7 @@ class InferenceService(stubs.InferenceServicer):  # type: ignore[misc]  # genera
         answer = pb.ListModelsResponse()
         router, now = self._services.router, time.time() - time.monotonic()
         for name in router.models():
-            if principal.limits.allows_model(name):
+            if router.may_use(principal.limits, name):
                 replica = router.replica_for(name)
                 answer.models.add(
                     id=name,

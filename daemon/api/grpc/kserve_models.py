@@ -47,7 +47,7 @@ def index(services: Services, principal: Principal, *, ready: bool) -> kp.Reposi
     serving = services.router.models()
     waiting = {view.model: view for view in services.supervisor.views() if view.model not in serving}
     for name in sorted({*serving, *(() if ready else waiting)}):
-        if principal.limits.allows_model(name):
+        if services.router.may_use(principal.limits, name):
             state, reason = ("READY", "") if name in serving else ("UNAVAILABLE", str(waiting[name].state))
             answer.models.add(name=name, version=VERSION, state=state, reason=reason)
     return answer
@@ -56,12 +56,12 @@ def index(services: Services, principal: Principal, *, ready: bool) -> kp.Reposi
 def is_ready(services: Services, principal: Principal, name: str, version: str) -> bool:
     """Raises: ModelNotFound for a version that there is not"""
     check_version(name, version)
-    return principal.limits.allows_model(name) and name in services.router.models()
+    return services.router.may_use(principal.limits, name) and name in services.router.models()
 
 
 def _replica(services: Services, principal: Principal, name: str, version: str) -> Replica:
     check_version(name, version)
-    if not principal.limits.allows_model(name):
+    if not services.router.may_use(principal.limits, name):
         raise PermissionDenied(f"This key may not use the model {name[:128]!r}.", param="model_name")
     if not name:
         raise ModelNotFound("No model is named.", param="model_name")

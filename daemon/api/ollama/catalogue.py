@@ -53,7 +53,7 @@ async def show(exchange: Exchange) -> None:
         raise InvalidParameter("The field 'model' is required.", param="model")
     name = served_name(exchange, asked)
     assert exchange.principal is not None
-    if not exchange.principal.limits.allows_model(name):
+    if not exchange.services.router.may_use(exchange.principal.limits, name):
         raise PermissionDenied(f"This key may not use the model {name[:128]!r}.", param="model")
     replica = exchange.services.router.replica_for(name)
     record = await asyncio.to_thread(exchange.services.model_record, name)
@@ -91,7 +91,7 @@ async def _served(exchange: Exchange) -> list[tuple[Replica, ModelRecord | None]
     limits, services = exchange.principal.limits, exchange.services
     found: list[tuple[Replica, ModelRecord | None]] = []
     for name in services.router.models():
-        if limits.allows_model(name):
+        if services.router.may_use(limits, name):
             try:
                 replica = services.router.replica_for(name)
             except ModelNotFound:  # it went away while others were read

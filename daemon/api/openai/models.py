@@ -30,8 +30,8 @@ async def retrieve_model(exchange: Exchange) -> None:
 
 def _visible(exchange: Exchange) -> list[str]:
     assert exchange.principal is not None
-    limits = exchange.principal.limits
-    return [name for name in exchange.services.router.models() if limits.allows_model(name)]
+    router, limits = exchange.services.router, exchange.principal.limits
+    return [name for name in router.models() if router.may_use(limits, name)]
 
 
 def _model(exchange: Exchange, name: str) -> dict[str, Any]:

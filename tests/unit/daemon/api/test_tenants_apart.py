@@ -51,6 +51,60 @@ async def test_no_answer_names_another_tenant(
                 assert mark not in told, f"{route.method} {path}"
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+ASKING = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", {"prompt": "hi"}),
+    ("/v1/responses", {"input": "hi"}),
+    ("/v1/embeddings", {"input": "hi"}),
+    ("/v1/rerank", {"query": "hi", "documents": ["hi"]}),
+    ("/v1/messages", CHAT | {"max_tokens": 4}),
+    ("/v1/messages/count_tokens", CHAT),
+    ("/tokenize", {"prompt": "hi"}),
+    ("/api/chat", CHAT),
+    ("/api/generate", {"prompt": "hi"}),
+    ("/api/embed", {"input": "hi"}),
+    ("/api/show", {}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKING)
+async def test_key_for_one_model_hears_nothing_of_others_and_loads_none(
+    services: FakeServices, http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    key = await services.new_key("acme", TenantLimits(models=frozenset({"its-own"})))
+    asked: list[str] = []
+    services.router.ask = lambda model: bool(asked.append(model))
+    for model in (MODEL, "nowhere"):
+        answer = await http.post(path, json=body | {"model": model}, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 403, answer.text
+        assert MODEL not in answer.text.replace(f"'{model}'", "")
+    assert asked == []
+
+
+@pytest.mark.parametrize(("path", "body"), ASKING)
+async def test_unknown_model_is_told_without_those_there_are(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = await http.post(path, json=body | {"model": "nowhere"})
+    assert answer.status_code == 404
+    assert MODEL not in answer.text
+
+
+async def test_alias_of_an_allowed_model_is_allowed_wherever_a_model_is_named(
+    services: FakeServices, http: httpx.AsyncClient
+) -> None:
+    key = await services.new_key("acme", TenantLimits(models=frozenset({MODEL})))
+    headers = {"authorization": f"Bearer {key}"}
+    services.router.aliases = lambda: {"other-name": MODEL}
+    services.tenants.admission.resolve = lambda model: services.router.aliases().get(model, model)
+    listed = (await http.get("/v1/models", headers=headers)).json()["data"]
+    assert {model["id"] for model in listed} == {MODEL, "other-name"}
+    for path, body in (("/v1/chat/completions", CHAT), ("/tokenize", {"prompt": "hi"}), ("/api/show", {})):
+        answer = await http.post(path, json=body | {"model": "other-name"}, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+
 async def test_rates_and_quotas_of_one_do_not_move_with_the_other(
     services: FakeServices, http: httpx.AsyncClient, hidden: list[str]
 ) -> None:
