@@ -250,11 +250,11 @@ def _vector(x: Tensor | None) -> Tensor | None:
 
 
 def _ids(x: Tensor) -> Tensor:
-    return x.to(torch.int64).contiguous()
+    return x if x.dtype is torch.int64 and x.is_contiguous() else x.to(torch.int64).contiguous()
 
 
 def _ints(x: Tensor) -> Tensor:
-    return x.to(torch.int32).contiguous()
+    return x if x.dtype is torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()
 
 
 def _group(group: StepGroup) -> tuple[abi.Group, list[Tensor]]:
