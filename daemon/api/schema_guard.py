@@ -58,6 +58,8 @@ def choice_grammar(choices: list[str], param: str) -> Grammar:
     """Raises: InvalidParameter naming param"""
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidParameter(f"{param} has {len(choices)} entries; 1 to {MAX_CHOICES:,} are allowed.", param=param)
+    if not all(choices):
+        raise InvalidParameter(f"{param} holds an empty text.", "Leave it out.", param=param)
     text = msgspec.json.encode(choices).decode()
     check_text(text, "The list of choices", param=param)
     return Grammar(GrammarKind.CHOICE, text)

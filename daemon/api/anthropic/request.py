@@ -103,6 +103,12 @@ def in_these_words(error: BayardError) -> BayardError:
     if isinstance(error, InvalidParameter) and error.param == "reasoning_effort":
         message = error.message.replace("reasoning_effort", "the effort of thinking")
         return InvalidParameter(message, "Leave `thinking` and `output_config.effort` out.", param="thinking")
+    if isinstance(error, InvalidParameter) and error.param == "continue_final_message":
+        return InvalidParameter(
+            "The only message is the assistant's, which is written on; there must be one before it.",
+            "Begin with a user's message.",
+            param="messages",
+        )
     return error
 
 

@@ -144,7 +144,14 @@ def read_embed(body: EmbedBody, model: str) -> EmbeddingRequest:
 def in_these_words(error: BayardError) -> BayardError:
     """An error about a field under the name it has in this contract."""
     if isinstance(error, InvalidParameter) and error.param == "reasoning_effort":
-        return InvalidParameter(error.message.replace("reasoning_effort", "think"), error.hint, param="think")
+        message = error.message.replace("reasoning_effort is 'medium'", "think is asked for")  # what true stands for
+        return InvalidParameter(message.replace("reasoning_effort", "think"), error.hint, param="think")
+    if isinstance(error, InvalidParameter) and error.param == "continue_final_message":
+        return InvalidParameter(
+            "The only message is the assistant's, which is written on; there must be one before it.",
+            "Begin with a user's message.",
+            param="messages",
+        )
     return error
 
 

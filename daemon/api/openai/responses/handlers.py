@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,10 +23,11 @@ from daemon.responses.archive import StoredTurn
 from daemon.serving import counting
 from daemon.serving.events import Failed, Finished
 from daemon.serving.request import GenerationRequest
-from engine.errors import BayardError, InvalidParameter
+from engine.errors import BayardError, InvalidParameter, RequestError
 
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
+_FIELDS = {"max_tokens": "max_output_tokens", "messages": "input"}  # what errors call by chat's names
 
 
 class Responses:
@@ -39,7 +42,8 @@ class Responses:
         fresh = new_items(body)
         items = [*await _earlier_items(exchange, body), *await _resolved(exchange, fresh)]
         answer = _Answer(exchange, body, read_response(body, items), fresh)
-        await until_client_gone(exchange, answer.stream(self._keeper) if body.stream else answer.whole())
+        with _in_these_words():
+            await until_client_gone(exchange, answer.stream(self._keeper) if body.stream else answer.whole())
 
     async def retrieve(self, exchange: Exchange) -> None:
         """GET /v1/responses/{id}"""
@@ -66,8 +70,19 @@ async def count_input_tokens(exchange: Exchange) -> None:
     items = [*await _earlier_items(exchange, body), *await _resolved(exchange, new_items(body))]
     assert exchange.principal is not None
     request = read_response(body, items)
-    token_ids = await counting.prompt_tokens(exchange.services.router, exchange.principal, request)
+    with _in_these_words():
+        token_ids = await counting.prompt_tokens(exchange.services.router, exchange.principal, request)
     await exchange.respond(200, encode({"object": "response.input_tokens", "input_tokens": len(token_ids)}))
+
+
+@contextmanager
+def _in_these_words() -> Iterator[None]:
+    """Errors about a field under the name it has in this contract."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = _FIELDS.get(error.param or "", error.param)
+        raise
 
 
 class _Answer:

@@ -211,6 +211,7 @@ REFUSED = [
     ({"response_format": schema_format({"title": "x" * 70_000})}, "response_format"),
     ({"response_format": schema_format(nested(40))}, "response_format"),
     ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["yes", ""]}, "guided_choice"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": "[" * 100_000}, "guided_json"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),

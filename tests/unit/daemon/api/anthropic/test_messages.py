@@ -175,6 +175,7 @@ async def test_last_assistant_turn_is_written_on(http: httpx.AsyncClient, servic
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "system"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text only"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "Begin with a user's message"),
         ({"temperature": 2.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"nonsense": 1}, "nonsense"),
