@@ -12,7 +12,8 @@ from engine.batch import ForwardBatch
 from engine.errors import UnsupportedFormat
 from engine.kernels.registry import OpQuery
 from engine.models.adapters import AdapterBank
-from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
+from engine.models.checkpoint import MappedCheckpoint as MappedCheckpoint
+from engine.models.checkpoint import Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.gpt_oss import GptOssDecoder
 from engine.models.latent_parts import LatentDecoder

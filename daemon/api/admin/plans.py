@@ -13,8 +13,8 @@ from daemon.api.admin.access import Admin, Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Consequences, Item
 from daemon.api.admin.services import AdminServices
 from daemon.planning.answer_json import profile_item
-from daemon.strategy.controller import StrategyView
 from daemon.strategy.plans import SavedPlan
+from daemon.strategy.view import StrategyView
 
 router = APIRouter(tags=["plans"])
 LONGEST_S = 366 * 86_400

@@ -1,6 +1,7 @@
+"""Codes to floats by moving bits, 32 of them at a time: what kernels for a few rows share."""
+
 # ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
 # mypy: disable-error-code="assignment, var-annotated"
-"""Codes to floats by moving bits, 32 of them at a time: what kernels for a few rows share."""
 
 from __future__ import annotations
 

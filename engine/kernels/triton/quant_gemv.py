@@ -1,5 +1,3 @@
-# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
-# mypy: disable-error-code="assignment, var-annotated"
 """A quantised weight times up to four rows: codes are read once, 32 bits at a time, and decoded in registers.
 
 Codes become floats by moving bits, several a word, never by a conversion of each. Multipliers of a group are applied
@@ -7,6 +5,9 @@ to the group's sum, not to its numbers; what an offset adds comes from the sum o
 columns for all of K. Every row is summed in the same order whatever their number. Nothing is flushed to zero: the small
 numbers of E4M3 and E2M1 pass through float16, which keeps them.
 """
+
+# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
+# mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
 

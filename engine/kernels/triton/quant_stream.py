@@ -1,10 +1,11 @@
-# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
-# mypy: disable-error-code="assignment, var-annotated"
 """A quantised weight times up to four rows, by programs that stay: inputs are decoded once and kept in registers.
 
 Each program holds all of K and takes some columns after others, so that the next ones' codes are on their way while
 these are decoded. The products of a column are summed in the same order whatever the number of rows.
 """
+
+# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
+# mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
 
