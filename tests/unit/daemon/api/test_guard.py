@@ -46,7 +46,7 @@ async def send(url: str, *pieces: bytes, pause_s: float = 0.0) -> tuple[int, dic
 
 async def test_long_target_is_refused(url: str) -> None:
     status, error = await send(url, b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (status, error["code"]) == (431, "headers_too_large")
+    assert (status, error["code"], error["type"]) == (431, "headers_too_large", "invalid_request_error")
 
 
 async def test_many_headers_are_refused(url: str) -> None:
