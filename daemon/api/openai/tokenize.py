@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -58,10 +59,15 @@ async def tokenize(exchange: Exchange) -> None:
         tokens = await counting.text_tokens(
             replica, text, add_special=body.add_special_tokens is not False, parse_special=bool(body.parse_special)
         )
-    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": replica.max_context_tokens, "tokens": tokens}
-    if body.return_token_strs:
-        answer["token_strs"] = [replica.text.token_bytes(token).decode("utf-8", "replace") for token in tokens]
-    await exchange.respond(200, encode(answer))
+
+    def answer() -> bytes:
+        told: dict[str, Any] = {"count": len(tokens), "max_model_len": replica.max_context_tokens, "tokens": tokens}
+        if body.return_token_strs:
+            told["token_strs"] = [replica.text.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+        return encode(told)
+
+    short = len(tokens) <= counting.INLINE_CHARS
+    await exchange.respond(200, answer() if short else await asyncio.to_thread(answer))
 
 
 async def detokenize(exchange: Exchange) -> None:

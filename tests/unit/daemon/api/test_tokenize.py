@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
@@ -27,6 +28,24 @@ async def test_text_goes_round(http: httpx.AsyncClient) -> None:
 async def test_content_is_prompt_and_strings_are_told(http: httpx.AsyncClient) -> None:
     body = {"model": MODEL, "content": "hi", "return_token_strs": True}
     assert (await http.post("/tokenize", json=body)).json()["token_strs"] == ["h", "i"]
+
+
+async def test_strings_of_a_long_text_are_not_made_on_the_loop(
+    services: FakeServices, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text: Any = services.router.replica_for(MODEL).text
+    threads: set[int] = set()
+    spell = type(text).token_bytes
+
+    def noted(self: Any, token_id: int) -> bytes:
+        threads.add(threading.get_ident())
+        return bytes(spell(self, token_id))
+
+    monkeypatch.setattr(type(text), "token_bytes", noted)
+    body = {"model": MODEL, "prompt": "ab" * 5000, "return_token_strs": True}
+    assert len((await http.post("/tokenize", json=body)).json()["token_strs"]) == 10_000
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}, {"continue_final_message": True}])
