@@ -127,7 +127,7 @@ def read_effort(effort: str | None, param: str) -> str | None:
 
 
 def _read_logprobs(body: ChatBody) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:  # 0 asks for nothing
         raise InvalidParameter(
             "top_logprobs was given without logprobs.", "Set logprobs to true.", param="top_logprobs"
         )

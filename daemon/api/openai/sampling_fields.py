@@ -76,6 +76,12 @@ def read_stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def read_sampling(body: SamplingFields, *, max_tokens: int | None, top_logprobs: int | None) -> Sampling:
     """Raises: InvalidParameter"""
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise InvalidParameter(
+            f"min_tokens is {body.min_tokens:,}, more than the {max_tokens:,} that max_tokens allows.",
+            "Lower it, or raise max_tokens.",
+            param="min_tokens",
+        )
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,

@@ -55,7 +55,7 @@ SHARED = {
     "frequency_penalty": st.none() | st.floats(-2, 2),
     "logit_bias": st.dictionaries(st.sampled_from(["1", "200"]), st.floats(-100, 100)),
     "ignore_eos": st.booleans(),
-    "min_tokens": st.none() | st.integers(0, 5),
+    "min_tokens": st.none() | st.integers(0, 1),  # more than max_tokens is refused
     "user": st.text(max_size=10),
     "metadata": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
     "store": st.booleans(),

@@ -176,6 +176,7 @@ REFUSED = [
     ({"stop": 3}, "stop"),
     ({"seed": 2**63}, "seed"),
     ({"top_logprobs": 2}, "top_logprobs"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
@@ -271,3 +272,9 @@ async def test_tenant_bounds_on_tokens_hold(base_url: str, services: FakeService
         assert (await http.post(CHAT, json=chat(max_tokens=6))).json()["error"]["param"] == "max_tokens"
         long = chat(messages=[{"role": "user", "content": "x" * 60}])
         assert (await http.post(CHAT, json=long)).json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_no_alternatives_without_logprobs_ask_for_nothing(http: httpx.AsyncClient) -> None:
+    answer = await http.post(CHAT, json=chat(max_tokens=2, logprobs=False, top_logprobs=0))
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["logprobs"] is None
