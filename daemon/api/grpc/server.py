@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -40,7 +42,7 @@ class InferenceServer:
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs leave it out
+        self._health = FreshHealth(self._tell_health)
         self._watch: asyncio.Task[None] | None = None
         self._named: set[str] = set()  # models whose health was told
         stubs.add_InferenceServicer_to_server(InferenceService(services), self._server)
@@ -86,6 +88,18 @@ class InferenceServer:
         for name in self._named:
             up = name in models and not self._services.tenants.admission.draining
             await self._health.set(name, kind.SERVING if up else kind.NOT_SERVING)
+
+
+class FreshHealth(health.aio.HealthServicer):  # type: ignore[misc,name-defined]  # its stubs leave it out
+    """Health that is looked up when it is asked for; who watches hears of changes every HEALTH_EVERY_S."""
+
+    def __init__(self, tell: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        await self._tell()
+        return await super().Check(request, context)
 
 
 def build_server(appliance: Services) -> InferenceServer:
