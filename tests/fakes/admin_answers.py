@@ -264,6 +264,8 @@ def plan(name: str, *, active: bool, kv_tokens: int, memory_bytes: int) -> dict[
         "threads": 2,
         "knobs": {"max_running": 8},
         "reasons": ["threads 2: the model is alone on this box", "KV fp32: it is small beside the weights"],
+        "bounds": None,
+        "on_demand": None,
     }
     times = {"created_at": ago(90_000), "updated_at": ago(90_000)}
     return {"name": name, "strategy": name, "origin": "auto", "active": active, "models": [part], "notes": ""} | times
