@@ -59,7 +59,9 @@ class HarmonyParser:
 
     def _header(self) -> bool:
         head, mark, rest = self._held.partition(_MESSAGE)
-        if not self._is_header(head if mark else self._held):
+        if not mark:  # what may be the beginning of the mark is no part of the header
+            head = self._held[: len(self._held) - held_length(self._held, _MESSAGE)]
+        if not self._is_header(head):
             # The model left the form: what it writes is shown.
             self._kind = _Kind.CONTENT
             return True

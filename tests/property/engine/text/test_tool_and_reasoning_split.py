@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.text.harmony import HarmonyParser
@@ -75,6 +75,7 @@ def merged(found):
     return result
 
 
+@example(text="<|message|>", cuts=[6], tools=True)
 @settings(max_examples=400, deadline=None)
 @given(text=texts_of(ToolFormat.HARMONY), cuts=st.lists(st.integers(0, 300)), tools=st.booleans())
 def test_harmony_any_partition_gives_the_same(text, cuts, tools):
