@@ -30,7 +30,8 @@ def as_blocks(weight: CodedTensor) -> QuantTensor | Tensor:
     if weight.kind == "fp4_mx" and whole:
         return _rows("MXFP4", weight, weight.scales.unsqueeze(-1), _halves(weight))
     if weight.kind == "int8" and plain and weight.scales.shape[1] == 1 and columns <= MOST_ROW_COLUMNS:
-        scale = weight.scales.to(torch.float32).contiguous().view(torch.uint8)
+        # A column of a transposed matrix counts as contiguous whatever its stride: flatten it first.
+        scale = weight.scales.to(torch.float32).flatten().contiguous().view(torch.uint8).view(rows, 4)
         return QuantTensor("I8_ROW", torch.cat((scale, weight.codes.view(torch.uint8)), dim=1), weight.shape)
     if weight.kind in ("int4", "int8") and whole and bool(torch.isfinite(_half(weight.scales)).all()):
         scales = _spread(_half(weight.scales), weight)
