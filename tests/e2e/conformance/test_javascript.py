@@ -1,4 +1,4 @@
-"""Cases C05 and C14 with openai-js and the AI SDK.
+"""Cases C05, C14 and C29 with openai-js and the AI SDK.
 
 They need node and the packages of js/package.json, which nothing here fetches: `npm install` in that folder, or
 BAYARD_JS_CLIENTS names another folder that holds node_modules.
@@ -10,12 +10,13 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.real_server import RealServer
+from tests.fakes.real_server import RealServer, real_server
 
 HERE = Path(__file__).parent / "js"
 
@@ -52,6 +53,19 @@ def test_responses_helper_resolves(server: RealServer, folder: Path) -> None:
     found = run(server, folder, "responses")
     assert found["kinds"][0] == "response.created"
     assert found["kinds"][-1] == "response.completed"
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path, minilm_path: Path) -> Iterator[RealServer]:
+    """A server with the small encoder; only where it will be asked."""
+    with real_server({"minilm": minilm_path}) as made:
+        yield made
+
+
+def test_c29_embedding_has_its_native_dimension_and_is_what_floats_say(encoder: RealServer, folder: Path) -> None:
+    found = run(encoder, folder, "embedding")
+    assert len(found["usual"]) == len(found["plain"]) == 384
+    assert found["usual"] == pytest.approx(found["plain"], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", ["compatible", "chat", "aiResponses"])

@@ -37,6 +37,12 @@ const cases = {
     const whole = await client.chat.completions.create(asked);
     return { streamed: final.choices[0].message.content, whole: whole.choices[0].message.content };
   },
+  async embedding() {
+    const asked = { model: "minilm", input: "Weather in Rome?" };
+    const usual = await client.embeddings.create(asked); // asks for base64 by itself
+    const plain = await client.embeddings.create({ ...asked, encoding_format: "float" });
+    return { usual: usual.data[0].embedding, plain: plain.data[0].embedding };
+  },
   async responses() {
     const stream = client.responses.stream({ model, input: "hi", temperature: 0, max_output_tokens: 500 });
     const kinds = [];
