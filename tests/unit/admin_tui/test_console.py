@@ -212,7 +212,7 @@ async def test_slow_daemon_never_blocks_a_key(console: Make, monkeypatch: pytest
     original = made.daemon.handle_async_request
 
     async def slow(request: Any) -> Any:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(8)  # far longer than a busy machine takes to draw
         return await original(request)
 
     monkeypatch.setattr(made.daemon, "handle_async_request", slow)
@@ -222,7 +222,7 @@ async def test_slow_daemon_never_blocks_a_key(console: Make, monkeypatch: pytest
         await pilot.press("4")
         await pilot.pause()
         assert "WORKERS" in made.text()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 4.0
 
 
 async def test_hostile_text_reaches_no_cell_as_control_or_markup(console: Make) -> None:
