@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +40,22 @@ def clients_of_others_close_late() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_of_other_clients_is_left() -> Iterator[None]:
+    """Close what client packages keep open in caches of theirs: the collector would warn in somebody else's test."""
+    kinds = (socket.socket, asyncio.AbstractEventLoop)
+    before = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), kinds)}
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+        for thing in gc.get_objects():
+            if not issubclass(type(thing), kinds) or id(thing) in before:
+                continue
+            if isinstance(thing, socket.socket) or not (thing.is_running() or thing.is_closed()):
+                thing.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
