@@ -16,7 +16,7 @@ GLM_VALUE = re.compile(r"<arg_value>")
 CODER_VALUE = re.compile(r"<parameter=[^>\s]*>")
 _GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 _CODER_ARGUMENT = re.compile(r"<parameter=([^>\s]*)>(.*?)</parameter>\s*", re.DOTALL)
-_CODER_CALL = re.compile(r"\s*<function=([^>\s]+)>\s*(.*?)\s*(?:</function>)?\s*", re.DOTALL)
+_CODER_CALL = re.compile(r"\s*<function=([^>\s]+)>\s*(.*?)\s*</function>\s*", re.DOTALL)
 _FENCED = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 
 

@@ -83,3 +83,12 @@ def test_tool_format_is_read_from_the_template():
     assert tool_format_of("use <tool_call> tags") is ToolFormat.HERMES
     assert tool_format_of('Respond as {"name": function, "parameters": {}}') is ToolFormat.LLAMA3_JSON
     assert tool_format_of("<|im_start|>") is None
+
+
+def test_coder_call_cut_between_its_arguments_is_text():
+    """Only what the closing mark of the function ends is whole: another argument may have been on its way."""
+    cut = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n"
+    found = events(tool_parser(ToolFormat.QWEN3_CODER), cut)
+    assert "".join(part for part in found if isinstance(part, str)) == cut
+    whole = events(tool_parser(ToolFormat.QWEN3_CODER), cut + "</function>")
+    assert [part.name for part in whole if isinstance(part, ToolCall)] == ["weather"]
