@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import re
-import socket
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.daemon.conftest import MODEL, Daemon
+from tests.fakes.foreign_clients import (
+    bear_with_clients,
+    clients_of_others_close_late,  # noqa: F401 - a fixture
+    nothing_of_other_clients_is_left,  # noqa: F401 - a fixture
+)
 
 ENCODER = "minilm"
 
@@ -86,33 +87,5 @@ def _encoder(request: pytest.FixtureRequest) -> Path | None:
     return found
 
 
-@pytest.fixture(autouse=True)
-def clients_of_others_close_late() -> Iterator[None]:
-    """Some client packages leave sockets to the collector: here, not in the middle of somebody else's test."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_of_other_clients_is_left() -> Iterator[None]:
-    """Close what client packages keep open in caches of theirs: the collector would warn in somebody else's test."""
-    kinds = (socket.socket, asyncio.AbstractEventLoop)
-    before = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), kinds)}
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-        for thing in gc.get_objects():
-            if not issubclass(type(thing), kinds) or id(thing) in before:
-                continue
-            if isinstance(thing, socket.socket) or not (thing.is_running() or thing.is_closed()):
-                thing.close()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+    bear_with_clients(items, Path(__file__).parent)
