@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ class Box:
 
     state_dir: Path
     settings: dict[str, str] = field(default_factory=dict)
+    keep: Path | None = None  # where the log and the exit status stay behind
     process: subprocess.Popen[bytes] | None = None
     url: str = ""
 
@@ -77,10 +79,12 @@ class Box:
         except httpx.HTTPError:
             return False
 
-    def admin(self, path: str) -> Any:
+    def admin(self, path: str, body: dict[str, object] | None = None) -> Any:
+        """What a read, or with a body a write, of the admin API answers. Raises: RuntimeError, httpx.HTTPError"""
         transport = httpx.HTTPTransport(uds=str(self.state_dir / "run" / "admin.sock"))
         with httpx.Client(transport=transport, base_url="http://bayard", timeout=10) as client:
-            answer = client.get(f"/admin/v1/{path}")
+            url = f"/admin/v1/{path}"
+            answer = client.get(url) if body is None else client.post(url, json=body)
             if answer.status_code >= 500:
                 raise RuntimeError(f"{answer.text}\n{(self.state_dir / 'serve.log').read_text()[-6000:]}")
             return answer.raise_for_status().json()
@@ -137,18 +141,48 @@ class Box:
                 events[rest.split()[0]] = events.get(rest.split()[0], 0) + 1
         return events
 
+    def worker_figures(self) -> dict[str, int]:
+        """Of every process below the daemon, together."""
+        assert self.process is not None
+        sums = {"workers_rss_bytes": 0, "workers_fds": 0, "workers_threads": 0}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                with child.oneshot():
+                    sums["workers_rss_bytes"] += child.memory_info().rss
+                    sums["workers_fds"] += child.num_fds()
+                    sums["workers_threads"] += child.num_threads()
+            except psutil.NoSuchProcess:
+                continue  # it ended between the listing and the look
+        return sums
+
+    def leave_traces(self) -> None:
+        """Copy the log and the exit status out of the folder that goes."""
+        if self.keep is None or self.process is None:
+            return
+        self.keep.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.state_dir / "serve.log", self.keep / "serve.log")
+        (self.keep / "exit-status").write_text(f"{self.process.returncode}\n")
+
     def _env(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("BAYARD_", "XDG_"))}
-        own = {"BAYARD_WORKERS_COMMAND": NULL_ENGINE, "FAKE_SCRIPT_FILE": str(self.state_dir / "script.json")}
+        own = {
+            "BAYARD_WORKERS_COMMAND": NULL_ENGINE,
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONPATH": str(ROOT),
+            "FAKE_SCRIPT_FILE": str(self.state_dir / "script.json"),
+        }
         own["FAKE_REPLY_IDS"] = json.dumps(list(range(1000, 1050)))  # words of the vocabulary, none that ends a text
         return {**kept, "OMP_NUM_THREADS": "2", "BAYARD_LOG_LEVEL": "warning", **own, **self.settings}
 
 
 @contextmanager
-def box(gguf: Path = DEFAULT_GGUF, **settings: str) -> Iterator[Box]:
-    """A prepared box that is not running yet. settings: variables of the environment."""
+def box(gguf: Path = DEFAULT_GGUF, *, keep: Path | None = None, **settings: str) -> Iterator[Box]:
+    """A prepared box that is not running yet. settings: variables of the environment.
+
+    keep: a folder that the daemon's log and exit status stay in, whatever comes.
+    """
     with tempfile.TemporaryDirectory(prefix="bb-") as folder:
-        made = Box(Path(folder), settings)
+        made = Box(Path(folder), settings, keep)
         made.script()
         made.prepare(gguf)
         try:
@@ -156,3 +190,4 @@ def box(gguf: Path = DEFAULT_GGUF, **settings: str) -> Iterator[Box]:
         finally:
             if made.process is not None and made.process.poll() is None:
                 made.kill()
+            made.leave_traces()

@@ -1,18 +1,21 @@
 """The planner's word against the engine: predicted and measured memory and speed of one model on this machine.
 
-    python -m bench.planner --model FILE|SHAPE [--device cpu] [--strategy throughput] [--context 8192] [--seconds 15]
+    python -m bench.planner --model FILE|SHAPE [--device cpu] [--weights stored,int8,int4] [--strategy throughput]
+        [--context 8192] [--seconds 15]
 
 A shape of bench.shapes gets random weights. Calibrates first, then loads the model exactly as the chosen profile says
-and runs it in this process. Prints one JSON line. Needs an otherwise idle machine: a calibration that was disturbed
-predicts a disturbed engine.
+and runs it, each precision of its weights in a process of its own. Prints one JSON line a precision. Needs an
+otherwise idle machine: a calibration that was disturbed predicts a disturbed engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,14 +29,15 @@ import torch
 import hwdetect
 from bench.random_weights import random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
-from daemon.planning.calibrate import COMMON_KINDS, measure
+from daemon.planning.budget import DeviceBudget
+from daemon.planning.calibrate import kinds_for, measure
 from daemon.planning.fit import DTYPE_BYTES, KV_PAGES, FitModel
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import Profile
 from daemon.planning.rates import DeviceRates
-from daemon.planning.speed import SpeedModel
+from daemon.planning.speed import SpeedModel, StepTime
 from daemon.planning.strategy import Strategy
 from daemon.planning.traffic import traffic_of
 from daemon.planning.worker_config import worker_config
@@ -41,6 +45,7 @@ from engine.builder import BuiltEngine, build_engine
 from engine.devices import open_device
 from engine.messages import SamplingParams, Submit
 from engine.spec import read_spec
+from engine.spec.loaded import loaded_spec
 from engine.spec.model_spec import ModelSpec
 
 PROMPT_TOKENS = 256
@@ -88,10 +93,13 @@ def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine, held_before: 
 def compare(
     profile: Profile, spec: ModelSpec, rates: DeviceRates, held_before: int, weights: AbstractContextManager[None]
 ) -> dict[str, Any]:
+    began = time.perf_counter()
     with weights:
         engine = build_engine(worker_config(profile), lambda *_: None)
     while engine.core.prepare():
         pass
+    load_s = time.perf_counter() - began
+    spec = loaded_spec(spec, profile.weights, on_cpu=profile.device == "cpu")
     speed = SpeedModel(spec, traffic_of(spec), rates, DTYPE_BYTES[profile.kv_dtype])
     context = PROMPT_TOKENS + OUTPUT_TOKENS / 2
     run(engine, 1, spec.vocab_size, 0)  # warm
@@ -105,6 +113,7 @@ def compare(
             "step_ms": median(steps) * 1e3,
             "best_step_ms": min(steps) * 1e3,  # far below the median: the machine was not idle
             "predicted_step_ms": predicted_s * 1e3,
+            "parts_ms": step_parts(speed.step(count, 0, context)),
             "predicted_over_measured_speed": median(steps) / predicted_s,
             "prefill_tok_s": count * PROMPT_TOKENS / prefill_s,
         }
@@ -114,7 +123,18 @@ def compare(
         "measured_bytes": measured_bytes,
         "predicted_over_measured": predicted_bytes / measured_bytes,
     }
-    return {**rows, "kernels": engine.kernels}
+    rows["memory"]["items"] = {item.name: item.size_bytes for item in profile.memory.items}
+    kept = {"kv_dtype": profile.kv_dtype, "kv_tokens": profile.kv_tokens, "load_s": round(load_s, 1)}
+    return {**rows, **kept, "kernels": engine.kernels}
+
+
+def step_parts(step: StepTime) -> dict[str, float]:
+    """Milliseconds"""
+    return {
+        "weights": round(step.weights_s * 1e3, 3),
+        "attention": round(step.attention_s * 1e3, 3),
+        "overhead": round(step.overhead_s * 1e3, 3),
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -125,6 +145,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--strategy", type=Strategy, default=Strategy.THROUGHPUT)
     parser.add_argument("--context", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=15.0, help="of calibration")
+    parser.add_argument("--weights", default="stored", type=lambda text: text.split(","), help="precisions, by comma")
+    parser.add_argument("--rates", type=Path, default=None, help="rates that an earlier run has measured")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="bayard-shape-") as folder:
         return judge(parser, options, Path(folder))
@@ -132,7 +154,6 @@ def main(arguments: list[str]) -> int:
 
 def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: Path) -> int:
     path = Path(options.model)
-    weights: AbstractContextManager[None] = nullcontext()
     if options.model in SHAPES:
         path = folder / options.model
         path.mkdir()
@@ -141,24 +162,45 @@ def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: 
     budgets = [b for b in budgets_of(hwdetect.detect(), EngineInstall.here()) if b.device == options.device]
     if not budgets or budgets[0].unusable is not None:
         parser.error(f"{options.device} cannot be used: {budgets[0].unusable if budgets else 'it was not found'}")
-    kinds = [*traffic_kinds(spec), *(kind for kind in COMMON_KINDS if kind not in traffic_kinds(spec))]
-    rates = measure(budgets[0], budgets[0].cores, options.seconds, kinds)
-    request = Request(options.strategy, context_tokens=options.context, device=options.device)
+    if options.rates is None:
+        kinds = kinds_for(budgets[0].on_cpu, [kind for one in options.weights for kind in kinds_of(spec, one, budgets[0])])
+        rates = measure(budgets[0], budgets[0].cores, options.seconds, kinds)
+        print(json.dumps({"device": options.device, "rates": rates.to_json()}), flush=True)
+        return each_by_itself(options, rates, folder)
+    rates = DeviceRates.from_json(json.loads(options.rates.read_text()))
+    (weights,) = options.weights
+    request = Request(options.strategy, context_tokens=options.context, device=options.device, weights=weights)
     answer = Planner(budgets, rates=lambda budget: rates).answer(spec, request)
     if answer.chosen is None:
         parser.error(answer.why_not[0].reason)
+    filled: AbstractContextManager[None] = nullcontext()
     if options.model in SHAPES:
-        weights = random_weights(open_device(options.device).torch_device)
+        filled = random_weights(open_device(options.device).torch_device)
     total = budgets[0].total_bytes or 0
     held_before = 0 if options.device == "cpu" else total - min(size for _, size in budgets[0].limits)
-    found = compare(answer.chosen, spec, rates, held_before, weights)
-    print(json.dumps({"model": spec.name, "device": options.device, "rates": rates.to_json(), **found}))
+    found = compare(answer.chosen, spec, rates, held_before, filled)
+    print(json.dumps({"model": spec.name, "device": options.device, "weights": weights, **found}), flush=True)
     return 0
 
 
-def traffic_kinds(spec: ModelSpec) -> list[str]:
-    """Every kind of matrix in the model, the one with most bytes first."""
-    traffic = traffic_of(spec)
+def each_by_itself(options: argparse.Namespace, rates: DeviceRates, folder: Path) -> int:
+    """Peak memory is a process's: each precision has its own. Returns: the first exit status that is not 0"""
+    measured = folder / "rates.json"
+    measured.write_text(json.dumps(rates.to_json()))
+    status = 0
+    for weights in options.weights:
+        command = [sys.executable, "-m", "bench.planner", "--model", options.model, "--scale", options.scale]
+        command += ["--device", options.device, "--strategy", options.strategy, "--weights", weights]
+        command += ["--rates", str(measured)]
+        if options.context is not None:
+            command += ["--context", str(options.context)]
+        status = status or subprocess.run(command, check=False, env=dict(os.environ)).returncode
+    return status
+
+
+def kinds_of(spec: ModelSpec, weights: str, budget: DeviceBudget) -> list[str]:
+    """Every kind of matrix in the model as it is loaded, the one with most bytes first."""
+    traffic = traffic_of(loaded_spec(spec, weights, on_cpu=budget.on_cpu))
     shares = [*traffic.dense, *traffic.experts, *([traffic.head] if traffic.head else [])]
     return list(dict.fromkeys(share.kind for share in sorted(shares, key=lambda share: -share.size_bytes)))
 

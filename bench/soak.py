@@ -1,9 +1,10 @@
 """Mixed load for as long as asked; memory, file descriptors and threads of the daemon have to stay flat.
 
-    python -m bench.soak [--gguf PATH] [--minutes 60] [--rate 8]
+    python -m bench.soak [--gguf PATH] [--minutes 60] [--rate 8] [--keep FOLDER]
 
-Streams that end, streams whose client leaves, slow readers, wrong keys and bodies, listings, scrapes, admin reads;
-every few minutes the worker is killed. Prints provenance, a line a sample, and a line of the verdict.
+Streams that end, streams whose client leaves, slow readers, whole answers, embeddings, wrong keys and bodies, listings,
+scrapes, admin reads, keys that are made, used and revoked; every few minutes the worker is killed. Prints provenance,
+a line a sample, and a line of the verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.box import DEFAULT_GGUF, Box, box
+from bench.box import DEFAULT_GGUF, MODEL, Box, box
 from bench.http_clients import chat_request, stream
 from bench.provenance import provenance
 
@@ -34,10 +35,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--kill-every", type=float, default=300.0, help="seconds between kills of the worker")
+    parser.add_argument("--keep", type=Path, help="folder that the daemon's log and exit status stay in")
     asked = parser.parse_args()
     print(json.dumps(provenance("soak")), flush=True)
-    with box(asked.gguf, BAYARD_WORKERS_BACKOFF_BASE_S="0.1", BAYARD_WORKERS_FAST_EXIT_S="1") as made:
-        made.script(token_s=0.02)
+    settings = {"BAYARD_WORKERS_BACKOFF_BASE_S": "0.1", "BAYARD_WORKERS_FAST_EXIT_S": "1"}
+    with box(asked.gguf, keep=asked.keep, **settings) as made:
+        made.script(token_s=0.02, embeds=8)
         limits = ("--max-concurrency", "32", "--tokens-per-day", "100000000", "--requests-per-minute", "6000")
         key = made.tenant("soak", *limits)
         made.start()
@@ -60,7 +63,7 @@ async def soak(made: Box, key: str, seconds: float, rate: float, kill_every_s: f
     while (passed := time.monotonic() - begun) < seconds:
         if passed >= next_sample:
             next_sample += SAMPLE_EVERY_S
-            samples.append({"at_s": round(passed), **made.figures(), **_usage_of(made)})
+            samples.append({"at_s": round(passed), **made.figures(), **made.worker_figures(), **_usage_of(made)})
             print(json.dumps({**samples[-1], "counts": counts}), flush=True)
         if passed >= next_kill:
             next_kill += kill_every_s
@@ -137,6 +140,32 @@ async def _slow(made: Box, key: str, chance: float) -> str:
     return "read"
 
 
+async def _whole(made: Box, key: str, chance: float) -> str:
+    request = {"model": MODEL, "max_tokens": int(10 + 50 * chance), "messages": [{"role": "user", "content": "Hello"}]}
+    return await _post(made, "/v1/chat/completions", key, request)
+
+
+async def _embedding(made: Box, key: str, chance: float) -> str:
+    return await _post(made, "/v1/embeddings", key, {"model": MODEL, "input": ["word " * int(1 + 50 * chance)] * 3})
+
+
+async def _post(made: Box, path: str, key: str, request: dict[str, object]) -> str:
+    body = json.dumps(request).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return str((await stream(made.url, head.encode() + body)).status)
+
+
+async def _key(made: Box, key: str, chance: float) -> str:
+    """Made, used, revoked, used again: the last must be refused."""
+    issued = await asyncio.to_thread(made.admin, "tenants/soak/keys", {"name": "short-lived"})
+    before = await _get(made, "/v1/models", issued["secret"])
+    await asyncio.to_thread(made.admin, f"keys/{issued['item']['id']}/revoke", {})
+    return f"{before} {await _get(made, '/v1/models', issued['secret'])}"
+
+
 async def _wrong_key(made: Box, key: str, chance: float) -> str:
     return str((await stream(made.url, chat_request(f"bk_live_wrong{chance}", 10))).status)
 
@@ -159,13 +188,15 @@ async def _scrape(made: Box, key: str, chance: float) -> str:
 
 
 async def _admin(made: Box, key: str, chance: float) -> str:
-    await asyncio.to_thread(made.admin, ("status", "workers", "usage", "requests", "tenants")[int(chance * 5)])
+    await asyncio.to_thread(
+        made.admin, ("status", "workers", "usage", "requests", "tenants", "audit", "keys")[int(chance * 7)]
+    )
     return "read"
 
 
 _KINDS = {
     "stream": (_stream, 10), "leaving": (_leaving, 2), "slow": (_slow, 1), "wrong_key": (_wrong_key, 1),
-    "wrong_body": (_wrong_body, 1), "listing": (_listing, 2), "scrape": (_scrape, 1), "admin": (_admin, 2),
+    "whole": (_whole, 2), "embedding": (_embedding, 2), "key": (_key, 0.5), "wrong_body": (_wrong_body, 1), "listing": (_listing, 2), "scrape": (_scrape, 1), "admin": (_admin, 2),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ $FAKE_SCRIPT, a JSON object; and again from the file $FAKE_SCRIPT_FILE, if set, 
     error           every request ends with this error code               hang            stop answering and beating
     crash_after     die by SIGKILL after so many tokens of all requests   ignore_stop     outlive Stop and SIGTERM
     say             a line for the log at start                           protocol        speak of another version
+    embeds          answer Embed too, with vectors of so many numbers
 
 max_tokens is honoured (LENGTH); a token of stop_token_ids ends with STOP; Abort ends with ABORT. Imports no torch.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import sys
 import time
 from dataclasses import dataclass, field
@@ -33,6 +35,7 @@ import zmq
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Embed,
     ErrorInfo,
     Event,
     FinishReason,
@@ -111,6 +114,8 @@ class FakeWorker:
                 self.config.page_tokens,
                 time.monotonic() - started,
                 notes=["a fake without a model"],
+                embeds=bool(self.script.get("embeds")),
+                embedding_dimensions=int(self.script.get("embeds", 0)),
             )
         )
 
@@ -144,6 +149,12 @@ class FakeWorker:
                 self.prompt_tokens += len(submit.prompt_token_ids)
                 due = time.monotonic() + float(self.script.get("ttft_s", 0.0))
                 self.running[submit.request_id] = Running(submit, due)
+            case Embed(request_id=request_id, prompt_token_ids=ids):
+                self.prompt_tokens += len(ids)
+                size = int(self.script["embeds"])
+                vector = struct.pack(f"<{size}f", 1.0, *[0.0] * (size - 1))
+                usage = Usage(prompt_tokens=len(ids))
+                self.ended.append(TokenDelta(request_id, [], None, FinishReason.STOP, usage=usage, embedding=vector))
             case Abort(request_id=request_id):
                 if (one := self.running.pop(request_id, None)) is not None:
                     self.aborts += 1
