@@ -163,7 +163,9 @@ def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: 
     if not budgets or budgets[0].unusable is not None:
         parser.error(f"{options.device} cannot be used: {budgets[0].unusable if budgets else 'it was not found'}")
     if options.rates is None:
-        kinds = kinds_for(budgets[0].on_cpu, [kind for one in options.weights for kind in kinds_of(spec, one, budgets[0])])
+        kinds = kinds_for(
+            budgets[0].on_cpu, [kind for one in options.weights for kind in kinds_of(spec, one, budgets[0])]
+        )
         rates = measure(budgets[0], budgets[0].cores, options.seconds, kinds)
         print(json.dumps({"device": options.device, "rates": rates.to_json()}), flush=True)
         return each_by_itself(options, rates, folder)

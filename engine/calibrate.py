@@ -20,10 +20,13 @@ from engine.devices.cpu import usable_cpus
 from engine.ggml_types import COMPUTABLE_TYPES, TYPE_BY_NAME
 from engine.kernels.cpu import library as cpu_library
 from engine.kernels.registry import OpQuery, select, why
+from engine.quant.coded_tensor import CODED_KINDS, HALF_BYTE_KINDS, CodedTensor
+from engine.quant.encode import encode
 from engine.quant.quant_tensor import QuantTensor
 
 KINDS = ("Q4_K", "Q4_0", "Q4_1", "Q8_0", "Q6_K", "BF16", "F32")
-ROWS = (1, 4, 16, 64, 256)
+ROWS = (1, 256, 16, 4, 64)  # both ends first: time may run out
+KNOWN_KINDS = (*COMPUTABLE_TYPES, *CODED_KINDS)
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _COLUMNS = 2048
@@ -32,6 +35,7 @@ _SMALL_ROWS = 512
 _DEVICE_COLUMNS, _DEVICE_ROWS = 4096, 14336  # small matrices do not fill a GPU
 _MANY_ROWS = 16
 _ROUNDS = 3
+_LEAST_POINTS = 2  # of each kind, however long they take
 _HOST_BYTES = 64 << 20  # of matrices of one kind on a CPU: above the share of a cache that a few cores have
 _DEVICE_BYTES = 1 << 30
 
@@ -75,13 +79,22 @@ def read_bytes_per_s(bench: Bench, device: torch.device, slice_s: float) -> floa
     return size / bench.best_s(data.sum, slice_s, at_least=3)
 
 
-def matrix(kind: str, rows: int, columns: int, device: torch.device) -> QuantTensor | torch.Tensor:
+def matrix(kind: str, rows: int, columns: int, device: torch.device) -> QuantTensor | CodedTensor | torch.Tensor:
     """A weight [rows, columns] of this kind."""
     if kind in _PLAIN:
         return torch.full((rows, columns), 0.01, dtype=_PLAIN[kind], device=device)
+    if kind in CODED_KINDS:  # as rounding at load makes them
+        return encode(torch.full((rows, columns), 0.01, device=device), kind, asymmetric=kind == "int4")
     # 0x2c bytes: every half-precision scale in them is a normal number, so nothing runs into denormals
     row_bytes = TYPE_BY_NAME[kind].row_bytes(columns)
     return QuantTensor(kind, torch.full((rows, row_bytes), 0x2C, dtype=torch.uint8, device=device), (rows, columns))
+
+
+def row_bytes(kind: str, columns: int) -> int:
+    """Of codes, without their multipliers, for the kinds that a file does not name."""
+    if kind in CODED_KINDS:
+        return columns // 2 if kind in HALF_BYTE_KINDS else columns
+    return TYPE_BY_NAME[kind].row_bytes(columns)
 
 
 class LinearProbe:
@@ -96,7 +109,7 @@ class LinearProbe:
         on_cpu = device.type == "cpu"
         total = _HOST_BYTES if on_cpu else _DEVICE_BYTES
         rows, columns = (_LARGE_ROWS, _COLUMNS) if on_cpu else (_DEVICE_ROWS, _DEVICE_COLUMNS)
-        count = max(2, total // (rows * TYPE_BY_NAME[kind].row_bytes(columns)))
+        count = max(2, total // (rows * row_bytes(kind, columns)))
         # Few rows: matrices that come from memory. Many: arithmetic takes longest, and one small enough to end before
         # the scheduler gives the core to somebody else shows it undisturbed.
         self._large = [pack(matrix(kind, rows, columns, device)) for _ in range(count)]
@@ -134,10 +147,10 @@ def linear_points(bench: Bench, probes: list[LinearProbe]) -> None:
     """Times in rounds over every kind and row count, so that a disturbance does not fall on one of them alone."""
     for left in range(_ROUNDS, 0, -1):
         slice_s = bench.left_s / left / (len(probes) * len(ROWS) or 1)
-        for rows in ROWS:
+        for number, rows in enumerate(ROWS):
             for probe in probes:
-                if left < _ROUNDS and bench.left_s <= 0:
-                    return
+                if (left < _ROUNDS or number >= _LEAST_POINTS) and bench.left_s <= 0:
+                    return  # a kernel's first run may compile it
                 probe.measure(bench, rows, slice_s)
 
 
@@ -215,9 +228,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help="weight kinds, the most wanted first")
     options = parser.parse_args(arguments)
     kinds = tuple(options.kinds.split(","))
-    unknown = [kind for kind in kinds if kind not in COMPUTABLE_TYPES]
+    unknown = [kind for kind in kinds if kind not in KNOWN_KINDS]
     if unknown:
-        parser.error(f"unknown weight kind {unknown[0]}; there are {', '.join(COMPUTABLE_TYPES)}")
+        parser.error(f"unknown weight kind {unknown[0]}; there are {', '.join(KNOWN_KINDS)}")
     sys.stdout.write(json.dumps(calibrate(options.device, options.threads, options.seconds, kinds)) + "\n")
     return 0
 

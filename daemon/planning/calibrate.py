@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +15,13 @@ from daemon.planning.budget import DeviceBudget
 from daemon.planning.datasheet import shipped_rates
 from daemon.planning.rates import MEASURED, DeviceRates, KindRate
 from engine.errors import Conflict, HardwareError
+from engine.ggml_types import COMPUTABLE_TYPES
+from engine.spec.loaded import KINDS
 
 DEFAULT_SECONDS = 15.0
 COMMON_KINDS = ("Q4_K", "Q8_0", "BF16", "F32", "Q6_K", "Q4_0")
+COMMON_ON_ACCELERATOR = ("BF16", "fp8", "int4", "int8", "Q4_0", "Q8_0")
+MEASURABLE = frozenset(COMPUTABLE_TYPES) | frozenset(KINDS.values()) - {"int8_mixed"}  # which reads as int8 does
 _LOOK_S = 0.2  # how soon a cancelled calibration ends
 _START_ALLOWANCE_S = 45.0  # importing torch on a slow disk, and the probe's last measurement
 
@@ -36,6 +40,12 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[str, list[tuple[int, float]]]
     kernels: dict[str, str]
     left_out: list[str]
+
+
+def kinds_for(on_cpu: bool, first: Iterable[str]) -> list[str]:
+    """Weight kinds to measure on a device, the most wanted first."""
+    wanted = (*first, *(COMMON_KINDS if on_cpu else COMMON_ON_ACCELERATOR))
+    return [kind for kind in dict.fromkeys(wanted) if kind in MEASURABLE]
 
 
 def never() -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 MEASURED = "measured"
 SHIPPED = "shipped"
+_LIKE = {"int8_mixed": "int8", "F16": "BF16"}  # a kind that was not measured, and one that reads as it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class DeviceRates:
 
     def of_kind(self, kind: str) -> KindRate:
         """The rate of one weight kind; a kind that was not measured runs at the plain rates."""
-        return self.kinds.get(kind, KindRate(self.read_bytes_per_s, self.flops))
+        known = self.kinds.get(kind) or self.kinds.get(_LIKE.get(kind, ""))
+        return known or KindRate(self.read_bytes_per_s, self.flops)
 
     @property
     def kv_rate(self) -> float:

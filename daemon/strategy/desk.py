@@ -9,7 +9,7 @@ from pathlib import Path
 from daemon.events import EventLog
 from daemon.models.record import ModelRecord
 from daemon.models.registry import ModelRegistry
-from daemon.planning.calibrate import COMMON_KINDS, measure, never
+from daemon.planning.calibrate import kinds_for, measure, never
 from daemon.planning.fit import FitModel
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of, claims_of
@@ -25,8 +25,9 @@ from daemon.store.base import utc_now
 from daemon.strategy.plans import AUTO, OPERATOR, Plans, SavedPlan
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
-from engine.errors import Conflict, DoesNotFit, InvalidParameter, NotFound
+from engine.errors import BayardError, Conflict, DoesNotFit, InvalidParameter, NotFound
 from engine.spec import read_spec
+from engine.spec.loaded import loaded_spec
 from engine.spec.model_spec import ModelSpec
 from hwdetect.machine import Machine
 
@@ -238,10 +239,10 @@ class PlanningDesk:
             raise NotFound(
                 f"there is no usable device {device!r}.", "`bayard hw` lists what was found.", param="device"
             )
-        kinds = self._kinds_first()
         found = []
         for budget in budgets:
             threads = self._settings.workers.threads or budget.cores
+            kinds = kinds_for(budget.on_cpu, self._kinds_of_models(budget.on_cpu))
             rates = measure(budget, threads, seconds / len(budgets), kinds, cancelled)
             self._measurements.save_rates(rates)
             read = f"reads {rates.read_bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:,.0f} GFLOP/s"
@@ -268,10 +269,17 @@ class PlanningDesk:
             if 0.5 < stats.rss_bytes / predicted < 2.0:
                 self._measurements.save_loaded_memory(view.model, view.config.device, predicted, stats.rss_bytes)
 
-    def _kinds_first(self) -> list[str]:
-        """Weight kinds to measure: those of imported models before the common ones."""
-        mine = sorted({record.source_dtype for record in self._models.all()})
-        return mine + [kind for kind in COMMON_KINDS if kind not in mine]
+    def _kinds_of_models(self, on_cpu: bool) -> list[str]:
+        """Weight kinds of imported models, as a device would hold them."""
+        found: list[str] = []
+        for record in self._models.all():
+            try:
+                spec = self.spec_of(record.name)
+            except BayardError:  # a linked file that is gone is for `bayard models verify` to tell
+                continue
+            traffic = traffic_of(loaded_spec(spec, on_cpu=on_cpu))
+            found += [share.kind for share in (*traffic.dense, *traffic.experts)]
+        return found
 
 
 def _chosen(answer: PlanAnswer) -> Profile:
