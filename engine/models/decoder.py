@@ -74,7 +74,7 @@ class Decoder:
         self.kernels = self.ops.kernels
         self.replayable = spec.generates and not self.ops.asks_device
         self.notes = self.ops.notes()
-        self._recorded = RecordedStep(self) if can_record(self) else None
+        self.recorded = RecordedStep(self) if can_record(self) else None  # a whole step in one call
 
     def _load_layers(self, parts: Parts) -> None:
         self.layers = self.in_order(parts, _layer)
@@ -96,8 +96,8 @@ class Decoder:
         Shapes: -> [R, vocab] float32, the rows batch.logit_rows asks for
         Mutates: the KV pages of the new tokens
         """
-        if self._recorded is not None and batch.adapters is None:
-            return self._recorded.forward(batch)
+        if self.recorded is not None and batch.adapters is None:
+            return self.recorded.forward(batch)
         if batch.logit_rows.shape[0] == 0:
             self._stream(batch)
             return torch.empty(0, self.spec.vocab_size, dtype=torch.float32, device=batch.token_ids.device)

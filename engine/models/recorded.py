@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from engine.batch import ForwardBatch
 from engine.kernels import registry
 from engine.kernels.cpu import abi
 from engine.kernels.cpu import ops as cpu_ops
+from engine.kernels.cpu.decode import DecodeStep
 from engine.kernels.cpu.program import LOGIT_ROWS, LOGITS, Program, ProgramBuilder
 from engine.kernels.cpu.weights import PackedWeight, RowTable
 from engine.layers.attention import Attention
@@ -43,13 +44,24 @@ class RecordedStep:
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """-> logits [R, vocab] float32. Mutates: the KV pages of the new tokens"""
-        layer_groups = tuple(batch.layer_groups)
+        program = self._recorded(tuple(batch.layer_groups))
+        logits = torch.empty(batch.logit_rows.shape[0], self._decoder.head.out_features, dtype=torch.float32)
+        program.run(batch, logits)
+        return logits
+
+    def decode_step(
+        self, layer_groups: Sequence[int], kv_views: Sequence[Tensor], *, groups: int, blocks: int, rows: int
+    ) -> DecodeStep:
+        """Buffers for decode steps of up to `rows` sequences that need no batch to be made of them."""
+        vocab = self._decoder.head.out_features
+        program = self._recorded(tuple(layer_groups))
+        return DecodeStep(program, kv_views, groups=groups, blocks=blocks, vocab=vocab, rows=rows)
+
+    def _recorded(self, layer_groups: tuple[int, ...]) -> Program:
         if self._program is None or layer_groups != self._layer_groups:
             self._program = record(self._decoder, layer_groups)
             self._layer_groups = layer_groups
-        logits = torch.empty(batch.logit_rows.shape[0], self._decoder.head.out_features, dtype=torch.float32)
-        self._program.run(batch, logits)
-        return logits
+        return self._program
 
 
 def can_record(decoder: Decoder) -> bool:

@@ -22,6 +22,7 @@ from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
 from engine.layers.pooling import unit
 from engine.runner.constrain import constrain, is_constrained
+from engine.runner.direct import DirectDecode, WholeStep
 from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
@@ -93,6 +94,10 @@ class ModelRunner:
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
         self._choose: Callable[..., torch.Tensor] = registry.select("choose_tokens", query).run
         self._counts = TokenCounts(device, vocab_size)
+        recorded = getattr(model, "recorded", None)
+        self._direct: DirectDecode | None = None
+        if not device.runs_behind and isinstance(recorded, WholeStep):
+            self._direct = DirectDecode(recorded, layout, kv_views, max_context_tokens)
         self.graphs: DecodeGraphs | None = None
         self.adapted_graphs: DecodeGraphs | None = None
         if device.capabilities.graphs and getattr(model, "replayable", True):
@@ -123,9 +128,27 @@ class ModelRunner:
     def _all_graphs(self) -> list[DecodeGraphs]:
         return [graphs for graphs in (self.graphs, self.adapted_graphs) if graphs is not None]
 
-    @torch.inference_mode()
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
+        if self._direct is not None and all(_is_plain_decode(chunk) for chunk in chunks):
+            found = self._direct.run(chunks)
+            if found is not None:
+                return self._chosen(chunks, *found)
+        return self._launch(chunks)
+
+    def _chosen(self, chunks: list[ScheduledChunk], logits: torch.Tensor, largest: list[int]) -> LaunchedStep:
+        """What is drawn from logits that the host has already, with each row's largest one's place."""
+        requests = [chunk.request for chunk in chunks]
+        if all(request.is_plain_greedy and request.grammar is None for request in requests):
+            results = [Sampled(token if token >= 0 else None) for token in largest]
+        else:
+            with torch.inference_mode():
+                results = sample(logits, requests, pick_greedy=lambda _: torch.tensor(largest, dtype=torch.int32))
+        found = _by_id(requests, results)
+        return LaunchedStep(chunks, True, lambda: found)
+
+    @torch.inference_mode()
+    def _launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         samplers = [chunk.request for chunk in chunks if chunk.samples]
         draws = self.device.capabilities.graphs
         drafts = any(chunk.draft for chunk in chunks)
@@ -308,6 +331,11 @@ class ModelRunner:
             max_context_tokens=int(arrays.context_lens.max()),
         )
         return batch, index(arrays.slots)
+
+
+def _is_plain_decode(chunk: ScheduledChunk) -> bool:
+    request = chunk.request
+    return chunk.num_tokens == 1 and chunk.samples and not request.embeds and not request.adapter
 
 
 def _by_id(samplers: list[Request], results: list[Sampled]) -> dict[str, Sampled]:

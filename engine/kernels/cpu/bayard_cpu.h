@@ -200,7 +200,7 @@ typedef struct BayardStep {
   int64_t num_groups, num_kv;
   float* logits;
   int64_t logits_stride;
-  int64_t* argmax;               // [logit_count] or null: also the argmax of each row of logits
+  int64_t* argmax;               // [logit_count] or null: also the argmax of each row of logits, -1 where one is not finite
 } BayardStep;
 
 typedef struct BayardProgram BayardProgram;

@@ -153,7 +153,7 @@ void Program::steps(Team& team, const BayardStep& step) {
     }
   }
   if (step.argmax) {
-    run_argmax(team, Rows{step.logits, step.logits_stride, step.logit_count}, logits_width_, false, step.argmax);
+    run_argmax(team, Rows{step.logits, step.logits_stride, step.logit_count}, logits_width_, true, step.argmax);
   }
 }
 

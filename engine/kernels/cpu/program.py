@@ -196,6 +196,10 @@ class Program:
             load().bayard_program_free(self._handle)
 
     @property
+    def handle(self) -> ctypes.c_void_p:
+        return self._handle
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the buffers; it grows to what the largest step needed."""
         return int(load().bayard_program_bytes(self._handle))
@@ -203,14 +207,14 @@ class Program:
     def run(self, batch: StepBatch, logits: Tensor, argmax: Tensor | None = None) -> None:
         """Run one step.
 
-        Shapes: logits [R, V] float32; argmax [R] int64, also the place of each row's largest logit (-1: a NaN)
+        Shapes: logits [R, V] float32; argmax [R] int64, also the place of each row's largest logit (-1: not finite)
         Mutates: logits, argmax, the KV pages of the new tokens
         Blocks: until done, without the GIL
         """
         groups = [_group(g) for g in batch.groups]
         held = [_ids(batch.token_ids), _ids(batch.positions), _ids(batch.logit_rows)]
         starts, contexts = _ints(batch.query_starts), _ints(batch.context_lens)
-        kv = self._kv_of(batch.kv_views)
+        kv = self.kv_structs(batch.kv_views)
         assert logits.dtype is torch.float32
         assert logits.stride(-1) == 1
         step = abi.Step(
@@ -238,7 +242,8 @@ class Program:
         check(load().bayard_program_profile(self._handle, int(on), taken, len(self.labels)), "profiling")
         return list(zip(self.labels, taken, strict=True))
 
-    def _kv_of(self, views: Sequence[Tensor]) -> ctypes.Array[abi.Kv]:
+    def kv_structs(self, views: Sequence[Tensor]) -> ctypes.Array[abi.Kv]:
+        """The C form of each layer's pages; of the same sequence the same ones."""
         if self._kv is None or views is not self._views:
             self._kv = (abi.Kv * len(views))(*[kv_struct(view) for view in views])
             self._views = views
