@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from daemon import __version__
+from daemon.draining import drain
 from daemon.events import EventLog
 from daemon.machine_watch import MachineWatch
 from daemon.notify import keep_manager_informed, notify
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from daemon.tenants.service import TenantService
     from daemon.tls.server_tls import ServerTls
 
-DRAIN_POLL_S = 0.02
 STOP_MARGIN_S = 15.0  # beyond the grace: workers ended the hard way, usage settled, sockets closed
 
 log = structlog.get_logger("bayard")
@@ -197,20 +197,15 @@ class Appliance:
         if self.state is ApplianceState.STOPPED:
             return
         before, self.state = self.state, ApplianceState.DRAINING
-        self.events.publish("appliance", "bayard", before, self.state, "stop asked")
-        self.tenants.admission.draining = True
-        await self.runner.stop()  # its requests are not waited for: they go on after the next start
-        deadline = time.monotonic() + self.settings.workers.stop_grace_s
-        while len(self.serving.live) and time.monotonic() < deadline:
-            if await _set_within(self._hurry, DRAIN_POLL_S):
-                break
-        cut = len(self.serving.live)
-        if cut:
-            log.warning("drain_cut", requests=cut)
-        self.events.publish("appliance", "bayard", self.state, ApplianceState.STOPPED, "drained", cut_requests=cut)
-        self.state = ApplianceState.STOPPED
-        self.events.close()  # live readers end now, or the servers would wait for them
-        await self._stop_parts()
+        cut = None
+        try:
+            self.events.publish("appliance", "bayard", before, self.state, "stop asked")
+            cut = await drain(self, self._hurry)
+            self.events.publish("appliance", "bayard", self.state, ApplianceState.STOPPED, "drained", cut_requests=cut)
+        finally:  # whatever draining met, no part is left running
+            self.state = ApplianceState.STOPPED
+            self.events.close()  # live readers end now, or the servers would wait for them
+            await self._stop_parts()
         log.info("stopped", cut_requests=cut)
 
     def abandon(self) -> None:
@@ -328,7 +323,7 @@ class Appliance:
                 result = stop()
                 if result is not None:
                     await result
-            except Exception:  # the border of one part's end
+            except (Exception, asyncio.CancelledError):  # the border of one part's end: the others come to theirs
                 log.exception("stop_failed", part=name)
 
     def _engine_waiting(self) -> int:
@@ -340,11 +335,3 @@ class Appliance:
 
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True

@@ -30,10 +30,11 @@ class DeviceMemory:
         self._give_up_s = give_up_s
         self._before: dict[int, int] = {}  # used bytes by device before the last start
 
-    async def confirm_free(self, device: str) -> str:
+    async def confirm_free(self, device: str, stop: asyncio.Event | None = None) -> str:
         """Wait until no more is used than before the last start on it; empty, or what is still held when it is not.
 
         device: as a worker's configuration names it; "cpu" and the like have nothing to wait for.
+        stop: ends the wait
         Blocks: for GIVE_UP_S at most
         """
         if not _is_accelerator(device):
@@ -42,7 +43,7 @@ class DeviceMemory:
         while True:
             used = await asyncio.to_thread(self._used, device)
             held = {at: now for at, now in used.items() if now > self._before.get(at, now) + SLACK_BYTES}
-            if not held or time.monotonic() >= deadline:
+            if not held or time.monotonic() >= deadline or (stop is not None and stop.is_set()):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         told = "; ".join(

@@ -145,10 +145,12 @@ class Incarnation:
         finally:
             waiting.cancel()
 
-    async def until_idle(self, drain_s: float, hurry: asyncio.Event) -> bool:
-        """Wait for the running streams; False if drain_s was not enough. Raises: WorkerLost, WorkerStalled."""
-        deadline = time.monotonic() + drain_s
-        while self.client.inflight and time.monotonic() < deadline and not hurry.is_set():
+    async def until_idle(self, until_mono: Callable[[], float], hurry: asyncio.Event) -> bool:
+        """Wait for the running streams; False if the time, which may change meanwhile, was not enough.
+
+        Raises: WorkerLost, WorkerStalled
+        """
+        while self.client.inflight and time.monotonic() < until_mono() and not hurry.is_set():
             await asyncio.sleep(0.02)
             self.check()
         return self.client.inflight == 0

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
@@ -22,25 +21,15 @@ from daemon.workers.history import History
 from daemon.workers.incarnation import Incarnation, Launch, log_path
 from daemon.workers.proof import prove
 from daemon.workers.states import WorkerState, may_become
+from daemon.workers.traffic import Traffic, error_for_streams, open_traffic
 from daemon.workers.view import ExitInfo, WorkerView
 from engine.errors import BayardError, WorkerLost
-from engine.messages import ErrorInfo, Knobs, WorkerConfig, WorkerReady, read_figures
-
-if TYPE_CHECKING:
-    from engine.client import EngineClient
+from engine.messages import Knobs, WorkerConfig, read_figures
 
 DAY_S = 86_400.0
+CUT_OFF = "was cut off: the daemon's event loop ended"
 
 log = structlog.get_logger("bayard.workers")
-
-
-class Traffic(Protocol):
-    """Who sends requests to ready workers: the router."""
-
-    def start_text(self, path: str) -> None: ...
-    async def add(self, worker: str, config: WorkerConfig, client: EngineClient, ready: WorkerReady) -> None: ...
-    def remove(self, worker: str) -> None: ...
-    def forget_text(self, path: str) -> None: ...
 
 
 class ManagedWorker:
@@ -77,7 +66,7 @@ class ManagedWorker:
         self._sleep = False
         self._device_memory = device_memory or DeviceMemory()
         self._hurry = asyncio.Event()
-        self._drain_s = settings.stop_grace_s
+        self._drain_until_mono = 0.0
         self._stop_reason = ""
         self._start_reason = "wanted"
         self._delay_s: float | None = 0.0
@@ -93,9 +82,9 @@ class ManagedWorker:
         return self.config.worker_id
 
     def ask_stop(self, drain_s: float, reason: str, *, wanted: bool) -> None:
-        """Drain, then end; start again if wanted. Returns at once."""
+        """Drain, then end; start again if wanted. Returns at once. One that drains already follows the newest time."""
         self.wanted = wanted
-        self._drain_s = drain_s
+        self._drain_until_mono = time.monotonic() + drain_s
         self._stop_reason = reason
         self._sleep = False
         self._backoff.reset()
@@ -104,7 +93,7 @@ class ManagedWorker:
     def ask_sleep(self, drain_s: float, reason: str) -> None:
         """Drain, end and stay down until woken; it stays wanted. Returns at once."""
         self._sleep = True
-        self._drain_s = drain_s
+        self._drain_until_mono = time.monotonic() + drain_s
         self._stop_reason = reason
         self._backoff.reset()
         self._stop.set()
@@ -163,6 +152,9 @@ class ManagedWorker:
                     await self._after_failure()
                 if self._sleep and self.wanted:
                     await self._rest()
+            except asyncio.CancelledError:  # the event loop ends, and the supervisor's own stop did not come so far
+                await self._cut_off()
+                raise
             except Exception as error:  # the border of this loop: the worker stays down, says so and waits to be asked
                 log.exception("worker_loop_failed", worker=self.name)
                 await self._after_fault(error)
@@ -179,6 +171,19 @@ class ManagedWorker:
             self._now = None
         await self._stop.wait()
         self._go_on(self._reason)
+
+    async def _cut_off(self) -> None:
+        """Leave no process and end in a state, from whatever one: nobody will ask any more."""
+        self.wanted = False
+        if self._now is not None:
+            await self._clear_away(self._now)
+            self._now = None
+        if self.state in (WorkerState.STARTING, WorkerState.WARMING):
+            self._become(WorkerState.STOPPING, CUT_OFF)
+        elif self.state in (WorkerState.READY, WorkerState.DRAINING):
+            self._become(WorkerState.LOST, CUT_OFF)
+        if self.state is not WorkerState.STOPPED:
+            self._become(WorkerState.STOPPED, CUT_OFF)
 
     async def _clear_away(self, now: Incarnation) -> None:
         """What _live_once may not have come to; all of it may be done twice."""
@@ -197,6 +202,9 @@ class ManagedWorker:
         failure: BayardError | None = None
         try:
             await self._serve(now, run_id)
+        except asyncio.CancelledError:
+            failure = WorkerLost(CUT_OFF)
+            raise
         except BayardError as error:
             failure = error
         except Exception as error:  # the border of one process: it ends here, once, and the next start may do better
@@ -204,7 +212,7 @@ class ManagedWorker:
             failure = WorkerLost(f"met a fault of the daemon's: {type(error).__name__}: {error}")
         finally:
             self._traffic.remove(self.name)
-            now.client.fail_all(_error_for_streams(self.name, failure))
+            now.client.fail_all(error_for_streams(self.name, failure))
             if failure is not None and self.state in (WorkerState.READY, WorkerState.DRAINING):
                 self._become(WorkerState.LOST, failure.message)
             elif failure is None:
@@ -228,11 +236,13 @@ class ManagedWorker:
     async def _serve(self, now: Incarnation, run_id: int | None) -> None:
         """Returns when asked to stop. Raises: BayardError when the process is of no more use."""
         self._traffic.start_text(self.config.model_path)
-        if held := await self._device_memory.confirm_free(self.config.device):
+        if held := await self._device_memory.confirm_free(self.config.device, self._stop):
             log.warning("device_memory_not_free", worker=self.name, held=held)
             self._events.publish(
                 "worker", self.name, self.state, self.state, f"device memory did not come back: {held}"
             )
+        if self._stop.is_set():
+            return
         await now.start()
         if not await now.until_ready(self._stop):
             return
@@ -240,7 +250,7 @@ class ManagedWorker:
         self._on_warming()
         if self.proves and not await prove(now, self._stop):
             return
-        if not await self._open_traffic(now, now.ready):
+        if not await open_traffic(self._traffic, now, self.name, self.config, self._stop):
             return
         self._history.was_ready(run_id, now.pid)
         if self.config.knobs != now.config.knobs:  # they were changed while it loaded
@@ -250,24 +260,8 @@ class ManagedWorker:
         await now.until_over(self._stop)
         self._traffic.remove(self.name)
         self._become(WorkerState.DRAINING, self._stop_reason, inflight=now.client.inflight)
-        if not await now.until_idle(self._drain_s, self._hurry):
-            log.warning("worker_drain_cut", worker=self.name, inflight=now.client.inflight, drain_s=self._drain_s)
-
-    async def _open_traffic(self, now: Incarnation, ready: WorkerReady) -> bool:
-        """Give it to the router, watching the process meanwhile; False if stop was asked."""
-        adding = asyncio.ensure_future(self._traffic.add(self.name, self.config, now.client, ready))
-        watching = asyncio.ensure_future(now.until_over(self._stop))
-        try:
-            await asyncio.wait({adding, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()
-                return False
-            await _as_worker_error(adding)
-            return True
-        finally:
-            for task in (adding, watching):
-                task.cancel()
-            await asyncio.gather(adding, watching, return_exceptions=True)
+        if not await now.until_idle(lambda: self._drain_until_mono, self._hurry):
+            log.warning("worker_drain_cut", worker=self.name, inflight=now.client.inflight)
 
     async def _after_failure(self) -> None:
         """Wait before the next start: for the back-off, or for an operator once latched."""
@@ -323,22 +317,6 @@ class ManagedWorker:
         self._since_at = utc_now()
         self._reason = reason
         self._events.publish("worker", self.name, before, state, reason, model=self.config.model_name, **fields)
-
-
-async def _as_worker_error(adding: asyncio.Future[None]) -> None:
-    """A tokenizer that cannot be loaded ends this start like any other cause."""
-    try:
-        await adding
-    except BayardError:
-        raise
-    except Exception as error:
-        raise WorkerLost(f"the text side of the model could not be loaded: {type(error).__name__}: {error}") from error
-
-
-def _error_for_streams(worker: str, failure: BayardError | None) -> ErrorInfo:
-    if failure is None:
-        return ErrorInfo("draining", f"Worker {worker} was stopped before this request had ended.", "Send it again.")
-    return ErrorInfo(failure.code, f"Worker {worker} {failure.message}.", "Send the request again.")
 
 
 def _with_knobs(config: WorkerConfig, knobs: Knobs) -> WorkerConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 
 from daemon.events import EventLog
 from daemon.settings import UNIX_PATH_MAX_BYTES, Settings
@@ -18,9 +19,10 @@ from daemon.store.session import Store
 from daemon.workers.cgroup import CgroupTree
 from daemon.workers.history import History
 from daemon.workers.incarnation import Launch
-from daemon.workers.managed import ManagedWorker, Traffic
+from daemon.workers.managed import ManagedWorker
 from daemon.workers.process import Spawner
 from daemon.workers.states import WorkerState
+from daemon.workers.traffic import Traffic
 from daemon.workers.view import WorkerView
 from engine.errors import ConfigError, Conflict, Draining, NotFound
 from engine.messages import Knobs, WorkerConfig
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from engine.client import EngineClient
 
 _SOCKET_NAME_BYTES = len("/w999999.ipc")
+
+log = structlog.get_logger("bayard.workers")
 
 
 def _engine_client(endpoint: str) -> EngineClient:
@@ -164,11 +168,14 @@ class Supervisor:
         return found
 
     async def stop(self, drain_s: float) -> None:
-        """Drain and end every worker together. Blocks: until all are gone."""
+        """Drain and end every worker together; the fault of one leaves no other running. Blocks: until all are gone."""
         self._stopping = True
         for worker in self._workers.values():
             worker.ask_stop(drain_s, "the daemon is stopping", wanted=False)
-        await asyncio.gather(*(worker.ended() for worker in self._workers.values()))
+        ends = await asyncio.gather(*(worker.ended() for worker in self._workers.values()), return_exceptions=True)
+        for name, end in zip(self._workers, ends, strict=True):
+            if end is not None:
+                log.error("worker_not_stopped", worker=name, error=repr(end))
         self._workers.clear()
 
     def hurry(self) -> None:

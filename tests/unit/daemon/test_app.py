@@ -80,6 +80,26 @@ async def test_server_that_ends_by_itself_ends_the_daemon(settings: Settings) ->
     assert helpers() == []
 
 
+async def test_part_whose_stop_breaks_keeps_no_other_from_its_end(settings: Settings) -> None:
+    appliance = Appliance(settings)
+    await appliance.start()
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def fails() -> None:
+        raise RuntimeError("no end")
+
+    appliance.at_stop("odd", cancelled)
+    appliance.at_stop("broken", fails)
+    appliance.runner.stop = fails  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no end"):
+        await appliance.stop()
+    assert appliance.state is ApplianceState.STOPPED
+    assert helpers() == []
+    assert lock_holder(settings.state_dir) is None
+
+
 async def test_nothing_grows_over_many_starts(settings: Settings) -> None:
     process = psutil.Process()
     counts = []
