@@ -104,7 +104,7 @@ def test_direct_step_without_a_number_ends_its_request_alone(model: Path) -> Non
     bad = core.scheduler.requests["bad"]
     for view in core.runner._kv_views:
         view[bad.pages.tables[0][0]] = float("nan")
-    ends = {}
+    ends: dict[str, FinishReason] = {}
     while core.has_work():
         ends |= {delta.request_id: delta.finish for delta in core.step().deltas if delta.finish is not None}
     assert ends == {"bad": FinishReason.ERROR, "good": FinishReason.LENGTH}
