@@ -27,10 +27,14 @@ from engine.messages import (
     Knobs,
     LoadProgress,
     SetKnobs,
+    Sleep,
+    Slept,
     StepReport,
     Stop,
     Submit,
     TokenDelta,
+    Wake,
+    Woken,
     WorkerFailed,
     WorkerReady,
     WorkerStats,
@@ -58,6 +62,7 @@ class EngineClient:
         self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
         self._ready: asyncio.Future[WorkerReady] | None = None
         self._closed_with: ErrorInfo | None = None
+        self._asked: list[tuple[type[Slept] | type[Woken], asyncio.Future[Slept | Woken]]] = []
 
     @property
     def ready(self) -> asyncio.Future[WorkerReady]:
@@ -127,6 +132,34 @@ class EngineClient:
                 "The worker is not there to take new knobs.", "It takes them from its profile when it starts."
             )
 
+    async def sleep(self) -> Slept:
+        """Let the worker give its memory back; `error` in the answer says why it did not.
+
+        Blocks: until it has, or is lost. Raises: WorkerLost
+        """
+        answer = await self._ask(Sleep(), Slept)
+        assert isinstance(answer, Slept)
+        return answer
+
+    async def wake(self) -> Woken:
+        """The way back. Blocks: until it serves again, or is lost. Raises: WorkerLost"""
+        answer = await self._ask(Wake(), Woken)
+        assert isinstance(answer, Woken)
+        return answer
+
+    async def _ask(self, command: Sleep | Wake, answer: type[Slept] | type[Woken]) -> Slept | Woken:
+        waiting: asyncio.Future[Slept | Woken] = asyncio.get_running_loop().create_future()
+        self._asked.append((answer, waiting))
+        if self._closed_with is not None or not await self._send(command):
+            waiting.cancel()
+            raise WorkerLost("The worker is not there to sleep or wake.", "Look at its state.")
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if self._closed_with is not None and waiting.cancelled():
+                raise WorkerLost("The worker was lost meanwhile.", "Look at its state.") from None
+            raise
+
     async def stop(self) -> None:
         """Ask the worker to end; close() follows when it has. Nothing happens if it is gone already."""
         await self._send(Stop())
@@ -137,6 +170,8 @@ class EngineClient:
         for request_id, queue in self._streams.items():
             queue.put_nowait(TokenDelta(request_id, finish=FinishReason.ERROR, error=error))
         self._streams = {}
+        for _, waiting in self._asked:
+            waiting.cancel()
         if self._ready is not None and not self._ready.done():
             self._ready.cancel()
 
@@ -190,6 +225,12 @@ class EngineClient:
                 self.last_progress_mono = time.monotonic()
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(event)
+            case Slept() | Woken():
+                self.last_progress_mono = time.monotonic()
+                for answer, waiting in self._asked:
+                    if isinstance(event, answer) and not waiting.done():
+                        waiting.set_result(event)
+                self._asked = [asked for asked in self._asked if not asked[1].done()]
             case WorkerFailed():
                 if self.on_failed is not None:
                     self.on_failed(event)

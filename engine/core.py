@@ -76,6 +76,7 @@ class EngineCore:
         self.device = device
         self.kv = KvManager(layout, num_large_pages, prefix_cache=knobs.prefix_cache)
         buffer = allocate_buffer(num_large_pages * layout.large_page_elements, kv_dtype, device.torch_device)
+        self.pool = buffer  # behind all pages
         self.max_context_tokens = self.kv.capacity_tokens(max_context_tokens)
         self._host = HostPages(layout, buffer, swap_bytes, device) if swap_bytes else None
         self.scheduler = Scheduler(
@@ -200,6 +201,19 @@ class EngineCore:
     def prepare(self) -> bool:
         """Use an idle moment: get one more thing ready that a later step would wait for. False: all is ready."""
         return self.runner.prepare(self.scheduler.knobs.max_running)
+
+    # ---------------------------------------------------------------- sleep
+
+    @property
+    def holders(self) -> tuple[object, ...]:
+        """What keeps weights."""
+        return self.runner.model, self.scheduler.speculation.drafters
+
+    def settle(self) -> None:
+        """Before the pool's memory goes, with no request left: read what runs, forget what is cached."""
+        assert not self.scheduler.requests, f"{len(self.scheduler.requests)} requests are there"
+        self._complete_inflight()
+        self.kv.forget_idle()
 
     # ---------------------------------------------------------------- a step
 

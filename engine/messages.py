@@ -111,11 +111,19 @@ class SetKnobs(Struct, frozen=True, tag=True):
     knobs: Knobs
 
 
+class Sleep(Struct, frozen=True, tag=True):
+    """Give memory back and stay: see Slept. Requests still there get ABORT first, later ones an error at once."""
+
+
+class Wake(Struct, frozen=True, tag=True):
+    """Serve again; answered with Woken. Nothing happens to a worker that is awake."""
+
+
 class Stop(Struct, frozen=True, tag=True):
     """End the process. Requests still there get ABORT first."""
 
 
-Command = Submit | Embed | Abort | SetKnobs | Stop
+Command = Submit | Embed | Abort | SetKnobs | Sleep | Wake | Stop
 
 # ---------------------------------------------------------------- worker -> daemon
 
@@ -220,6 +228,23 @@ def read_figures(ready: WorkerReady) -> str:
     return f"{told}, {share:.0%} of the disk's {ready.disk_bytes_per_s / 1e6:,.0f} MB/s in sequence{cached}"
 
 
+class Slept(Struct, frozen=True, tag=True):
+    """Asleep, or still awake with an error that says why."""
+
+    took_s: float
+    pool_bytes: int = 0  # of KV pages, given back
+    moved_bytes: int = 0  # of weights, in host memory now
+    error: ErrorInfo | None = None
+
+
+class Woken(Struct, frozen=True, tag=True):
+    """Awake, or still asleep with an error that says why."""
+
+    took_s: float
+    graphs_kept: bool = True  # False: they are captured anew
+    error: ErrorInfo | None = None
+
+
 class StepReport(Struct, frozen=True, tag=True):
     deltas: list[TokenDelta]
     stats: WorkerStats
@@ -235,7 +260,7 @@ class WorkerFailed(Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
-Event = LoadProgress | WorkerReady | StepReport | Heartbeat | WorkerFailed
+Event = LoadProgress | WorkerReady | StepReport | Heartbeat | Slept | Woken | WorkerFailed
 
 # ---------------------------------------------------------------- start-up
 

@@ -20,7 +20,7 @@ from engine.builder import BuiltEngine, build_engine
 from engine.core import EngineCore
 from engine.devices.disk import sequential_bytes_per_s
 from engine.encoder.core import EncoderCore
-from engine.errors import BayardError, DeviceLost, WorkerError
+from engine.errors import BayardError, DeviceLost, DoesNotFit, WorkerError
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -28,12 +28,18 @@ from engine.messages import (
     Embed,
     ErrorInfo,
     Event,
+    FinishReason,
     Heartbeat,
     LoadProgress,
     SetKnobs,
+    Sleep,
+    Slept,
     StepReport,
     Stop,
     Submit,
+    TokenDelta,
+    Wake,
+    Woken,
     WorkerConfig,
     WorkerFailed,
     WorkerReady,
@@ -44,6 +50,7 @@ from engine.messages import (
 )
 from engine.runner.faults import lost_device
 from engine.scheduler.outbox import error_info
+from engine.sleeper import Sleeper
 from engine.spec import read_spec
 
 EXIT_FAILED = 70
@@ -133,14 +140,15 @@ class Worker:
 
     def _loop(self, engine: BuiltEngine) -> None:
         core = engine.core
+        self._sleeper = Sleeper(core, engine.device, self._progress)
         while not self._stopping:
-            idle = not core.has_work() and not self._unprepared
+            idle = not core.has_work() and (self._sleeper.is_asleep or not self._unprepared)
             self._take_commands(core, wait_s=self._idle_wait_s(core) if idle else 0.0)
             self._beat += 1
             if core.has_work():
                 report = core.step()
                 self._send(StepReport(report.deltas, self._completed(engine, report.stats)))
-            elif self._unprepared:
+            elif self._unprepared and not self._sleeper.is_asleep:
                 self._unprepared = core.prepare()
             if time.monotonic() - self._last_sent_mono >= self.config.heartbeat_s:
                 engine.device.synchronize()  # a device that was lost while nothing ran says so here
@@ -170,6 +178,9 @@ class Worker:
 
     def _handle(self, core: EngineCore | EncoderCore, command: Command) -> None:
         match command:
+            case Submit(request_id=request_id) | Embed(request_id=request_id) if self._sleeper.is_asleep:
+                asleep = ErrorInfo("not_ready", "The worker sleeps.", "Wake it first.")
+                self._send(StepReport([TokenDelta(request_id, finish=FinishReason.ERROR, error=asleep)], core.stats()))
             case Submit():
                 core.add(command)
             case Embed():
@@ -179,8 +190,33 @@ class Worker:
             case SetKnobs(knobs=knobs):
                 core.set_knobs(knobs)
                 log.info("knobs %s", knobs)
+            case Sleep():
+                self._sleep(core)
+            case Wake():
+                self._wake()
             case Stop():
                 self._stopping = True
+
+    def _sleep(self, core: EngineCore | EncoderCore) -> None:
+        """End what is there, then give memory back. One that sleeps already says so again."""
+        core.abort_all()
+        while core.has_work():
+            self._send(core.step())
+        try:
+            slept = Slept(0.0) if self._sleeper.is_asleep else self._sleeper.sleep()
+        except DoesNotFit as error:
+            slept = Slept(0.0, error=error_info(error))
+        log.info("slept %s", slept)
+        self._send(slept)
+
+    def _wake(self) -> None:
+        try:
+            woken = self._sleeper.wake() if self._sleeper.is_asleep else Woken(0.0)
+        except DoesNotFit as error:
+            woken = Woken(0.0, error=error_info(error))
+        self._unprepared = self._unprepared or not woken.graphs_kept
+        log.info("woken %s", woken)
+        self._send(woken)
 
     def _completed(self, engine: BuiltEngine, stats: WorkerStats) -> WorkerStats:
         """With this process's beat and memory, the latter looked up once a heartbeat: steps are short."""

@@ -87,6 +87,11 @@ class EncoderCore:
     def has_work(self) -> bool:
         return bool(self._waiting or self._pending)
 
+    @property
+    def holders(self) -> tuple[object, ...]:
+        """What keeps weights."""
+        return (self._model,)
+
     def prepare(self) -> bool:
         """There is nothing to get ready."""
         return False

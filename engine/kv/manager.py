@@ -110,6 +110,12 @@ class KvManager:
         while self.idle_limit is not None and self.num_idle > self.idle_limit:
             self._evict(max(range(len(self._idle_small)), key=lambda group: len(self._idle_small[group])))
 
+    def forget_idle(self) -> None:
+        """Nothing that is cached may be reused. Mutates: all idle pages are free."""
+        for group in range(len(self._idle_small)):
+            while self._idle_small[group]:
+                self._evict(group)
+
     def take_prefix(self, pages: SequencePages, tokens: Sequence[int]) -> int:
         """Hold the longest cached prefix and return its length in tokens; at least one token is left to compute.
 

@@ -27,7 +27,8 @@ PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47]
 async def worker_on(model: Path | str, tmp_path: Path, **more: object):
     """A real worker process and its client; the process is gone afterwards."""
     endpoint = f"ipc://{tmp_path}/w.sock"
-    config = WorkerConfig("w1", "smol", str(model), endpoint, kv_tokens=4096, max_context_tokens=512, threads=1, **more)
+    usual = {"kv_tokens": 4096, "max_context_tokens": 512, "threads": 1}
+    config = WorkerConfig("w1", "smol", str(model), endpoint, **{**usual, **more})
     file = tmp_path / "worker.json"
     file.write_bytes(msgspec.json.encode(config))
     client = EngineClient(endpoint)
