@@ -40,8 +40,6 @@ def implementations() -> Iterable[Implementation]:
     def for_pages(query: OpQuery) -> str | None:
         if query.head_dim > 256:
             return f"head_dim is {query.head_dim}; the kernel holds up to 256"
-        if query.kv_dtype in ("fp8", "int8"):
-            return f"the kernel reads no cache of {query.kv_dtype}"
         return on_gpu(query)
 
     def for_plain_weights(query: OpQuery) -> str | None:

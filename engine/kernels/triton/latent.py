@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention import SEARCH_STEPS, _merge_kernel, num_splits
+from engine.kernels.triton.attention import num_splits
+from engine.kernels.triton.attention_decode import _merge_kernel
+from engine.kernels.triton.attention_prefill import SEARCH_STEPS
 
 BLOCK_H = 16  # heads a program, as few as a matrix unit takes
 BLOCK_N = 32  # keys a tile
@@ -136,5 +138,7 @@ def paged_latent_attention(
         BLOCK_H, BLOCK_N, splits, SEARCH_STEPS, num_warps=8, num_stages=2,
     )  # fmt: skip
     if splits > 1:
-        _merge_kernel[(num_tokens * num_heads,)](partial, stats, out, latent_dim, block_l, splits, num_warps=2)
+        _merge_kernel[(num_tokens * num_heads,)](
+            partial, stats, out, query_starts, num_heads, latent_dim, block_l, splits, False, num_warps=2
+        )
     return out

@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.cached_bytes import PLAIN, code_of
+from engine.kernels.triton.write_bytes import HEADS_EACH, MANY_TOKENS, write_bytes
+
 
 @triton.jit
 def _rope_kernel(
@@ -103,10 +106,6 @@ def _rope_kv_write_kernel(
         tl.store(value_at, values.to(view.dtype.element_ty), mask=real)
 
 
-MANY_TOKENS = 64  # from here on a program takes several heads: fewer would leave it too little to do
-HEADS_EACH = 8
-
-
 def rope_kv_write(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -121,6 +120,9 @@ def rope_kv_write(
 
     Shapes: as rope and kv_write. Mutates: q, k, view
     """
+    if code_of(view) != PLAIN:
+        write_bytes(q, k, v, positions, cos_sin, view, write_pages, write_offsets)
+        return
     count, heads, dim = q.shape
     groups = k.shape[1]
     half = cos_sin.shape[1] // 2
@@ -149,7 +151,10 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
 def kv_write(
     k: torch.Tensor, v: torch.Tensor, view: torch.Tensor, write_pages: torch.Tensor, write_offsets: torch.Tensor
 ) -> None:
-    """Shapes: k, v [T, G, D]; view [pages, 2, G, page tokens, D]; write_pages, write_offsets [T]. Mutates: view"""
+    """Shapes: as reference.kv_write. Mutates: view"""
+    if code_of(view) != PLAIN:
+        write_bytes(None, k, v, write_offsets, write_offsets, view, write_pages, write_offsets)
+        return
     count, heads, dim = k.shape
     if count:
         _kv_write_kernel[(count, heads)](

@@ -1,0 +1,115 @@
+"""Paged attention of one query a sequence, split over the context: parts are merged by their sums and maxima.
+
+A row's parts depend on the shapes of a step alone, so its result does not depend on what else the step computes. Grids
+depend on shapes alone too, never on lengths, so that a step can be captured and replayed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.attention_prefill import _base2
+
+
+@triton.jit
+def _row_of(query_starts, sequence, MIXED: tl.constexpr):
+    """The sequence's row, or -1 where it has not one query. MIXED: sequences may have more"""
+    row = sequence
+    if MIXED:
+        row = tl.load(query_starts + sequence).to(tl.int64)
+        row = tl.where(tl.load(query_starts + sequence + 1) - row == 1, row, -1)
+    return row
+
+
+@triton.jit
+def _decode_kernel(
+    q, view, out, partial, partial_stats, block_tables, query_starts, context_lens, sinks,
+    q_token_stride, q_head_stride, table_stride, page_stride, plane_stride, head_stride,
+    num_heads, scale,
+    REPEAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr,
+    MIXED: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = _row_of(query_starts, sequence, MIXED)
+    if row < 0:
+        return
+    context = tl.load(context_lens + sequence)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(0, context - WINDOW)
+    tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
+    per_split = tl.cdiv(tiles, SPLITS)
+    start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
+    end = tl.minimum(start + per_split * BLOCK_N, context)
+    rows = tl.arange(0, BLOCK_M)
+    real = rows < REPEAT
+    lanes = tl.arange(0, BLOCK_D)
+    in_dim = lanes < DIM
+    q_heads = kv_head * REPEAT + rows
+    q_at = q + row * q_token_stride + q_heads[:, None] * q_head_stride + lanes[None, :]
+    queries = tl.load(q_at, mask=real[:, None] & in_dim[None, :], other=0.0)
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - known when compiling; the next line is not
+        if split == 0:
+            maximum = tl.load(sinks + q_heads, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+            total += 1.0
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    table = block_tables + sequence * table_stride
+    base = view + kv_head * head_stride
+    for tile in range(start, end, BLOCK_N):
+        keys = tile + tl.arange(0, BLOCK_N)
+        exists = keys < end
+        page = tl.load(table + keys // PAGE, mask=exists, other=0).to(tl.int64)
+        rows_at = base + page * page_stride + (keys % PAGE) * DIM
+        k_tile = tl.load(rows_at[None, :] + lanes[:, None], mask=exists[None, :] & in_dim[:, None], other=0.0)
+        v_tile = tl.load(
+            rows_at[:, None] + plane_stride + lanes[None, :], mask=exists[:, None] & in_dim[None, :], other=0.0
+        )
+        s = _base2(tl.dot(queries, k_tile.to(queries.dtype)) * scale, SOFTCAP)
+        s = tl.where((exists & (keys >= first))[None, :], s, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(s, axis=1))
+        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        p = tl.exp2(s - safe[:, None])
+        shrink = tl.exp2(maximum - safe)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(queries.dtype), v_tile.to(queries.dtype), acc)
+        maximum = new_maximum
+    if SPLITS == 1:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        out_at = out + (row * num_heads + q_heads[:, None]) * DIM + lanes[None, :]
+        tl.store(out_at, acc.to(out.dtype.element_ty), mask=real[:, None] & in_dim[None, :])
+    else:
+        place = (sequence * num_heads + q_heads) * SPLITS + split
+        tl.store(partial + place[:, None] * DIM + lanes[None, :], acc, mask=real[:, None] & in_dim[None, :])
+        tl.store(partial_stats + place * 2, maximum, mask=real)
+        tl.store(partial_stats + place * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def _merge_kernel(
+    partial, partial_stats, out, query_starts, num_heads,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    row = _row_of(query_starts, head // num_heads, MIXED)
+    if row < 0:
+        return
+    splits = tl.arange(0, SPLITS)
+    lanes = tl.arange(0, BLOCK_D)
+    in_dim = lanes < DIM
+    place = head * SPLITS + splits
+    maximum = tl.load(partial_stats + place * 2)
+    total = tl.load(partial_stats + place * 2 + 1)
+    highest = tl.max(maximum, axis=0)
+    weight = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
+    parts = tl.load(partial + place[:, None] * DIM + lanes[None, :], mask=in_dim[None, :], other=0.0)
+    value = tl.sum(parts * weight[:, None], axis=0)
+    norm = tl.sum(total * weight, axis=0)
+    value = value / tl.where(norm == 0.0, 1.0, norm)
+    tl.store(out + (row * num_heads + head % num_heads) * DIM + lanes, value.to(out.dtype.element_ty), mask=in_dim)
