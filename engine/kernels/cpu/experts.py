@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.errors import UnsupportedFormat
 from engine.kernels.cpu import abi
 from engine.kernels.cpu.library import check, load
+from engine.kernels.cpu.memory import huge_memory
 from engine.kernels.cpu.weights import kind_of, packed_bytes, source_rows
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
@@ -39,7 +40,7 @@ def pack_experts(stack: ExpertStack) -> PackedExperts:
     number = abi.KINDS.index(kind)
     rows, columns = stack.rows, stack.columns
     each = packed_bytes(kind, rows, columns)
-    packed = torch.empty(stack.num_experts * each, dtype=torch.uint8)
+    packed = huge_memory(stack.num_experts * each)
     for expert in range(stack.num_experts):
         matrix = stack.of(expert)
         assert not isinstance(matrix, CodedTensor)

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.errors import UnsupportedFormat
 from engine.kernels.cpu import abi
 from engine.kernels.cpu.library import check, load
+from engine.kernels.cpu.memory import huge_memory
 from engine.quant.quant_tensor import QuantTensor
 
 _KIND_OF_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -74,7 +75,7 @@ def pack(weight: QuantTensor | Tensor) -> PackedWeight:
     rows, columns = int(weight.shape[0]), int(weight.shape[1])
     data, stride_bytes = source_rows(weight)
     number = abi.KINDS.index(kind)
-    packed = torch.empty(packed_bytes(kind, rows, columns), dtype=torch.uint8)
+    packed = huge_memory(packed_bytes(kind, rows, columns))
     code = load().bayard_pack(number, data.data_ptr(), stride_bytes, rows, columns, packed.data_ptr())
     check(code, f"packing {kind} {rows} x {columns}")
     struct = abi.Weight(packed=packed.data_ptr(), n=rows, k=columns, kind=number)
