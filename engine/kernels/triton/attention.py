@@ -136,7 +136,10 @@ def _decode(work: _Work, *, mixed: bool) -> None:
         _merge_kernel[grid](partial, stats, out, work.query_starts, num_heads, dim, block_d, splits, mixed, num_warps=2)
 
 
-def num_splits(programs: int, longest_tokens: int) -> int:
-    """A power of two of context parts so that the device is full, and no part is shorter than 128 tokens at the end."""
-    wanted = min(MAX_SPLITS, max(1, PROGRAMS_WANTED // programs), max(1, longest_tokens // 128))
-    return 1 << (wanted.bit_length() - 1)
+def num_splits(programs: int, longest_tokens: int, wanted: int = PROGRAMS_WANTED) -> int:
+    """A power of two of context parts so that the device is full, and no part is shorter than 128 tokens at the end.
+
+    wanted: programs that fill the device
+    """
+    parts = min(MAX_SPLITS, max(1, wanted // programs), max(1, longest_tokens // 128))
+    return 1 << (parts.bit_length() - 1)

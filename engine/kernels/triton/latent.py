@@ -10,12 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention import num_splits
+from engine.kernels.triton.attention import PROGRAMS_WANTED, num_splits
 from engine.kernels.triton.attention_decode import _merge_kernel
 from engine.kernels.triton.attention_prefill import SEARCH_STEPS
+from engine.kernels.triton.attention_tiles import Tile, shared_bytes
+from engine.kernels.triton.device import units_of
 
-BLOCK_H = 16  # heads a program, as few as a matrix unit takes
-BLOCK_N = 32  # keys a tile
+FEW_HEADS = Tile(16, 32, 4, 2)  # heads a program, as few as a matrix unit takes; two programs fit a unit
+# Of 64 heads and more: a row is read for so many of them at once. One program fills a unit that holds its tiles.
+MANY_HEADS = Tile(64, 64, 8, 2)
 
 
 @triton.jit(do_not_specialize=["num_sequences"])
@@ -124,8 +127,9 @@ def paged_latent_attention(
     if num_tokens == 0:
         return out
     page = view.shape[3]
-    blocks = triton.cdiv(num_heads, BLOCK_H)
-    splits = num_splits(num_tokens * blocks, block_tables.shape[1] * page)
+    tile, wanted = _tile(num_heads, width, view)
+    blocks = triton.cdiv(num_heads, tile.block_m)
+    splits = num_splits(num_tokens * blocks, block_tables.shape[1] * page, wanted)
     partial = stats = out
     if splits > 1:
         partial = torch.empty(num_tokens * num_heads * splits, latent_dim, dtype=torch.float32, device=q.device)
@@ -135,10 +139,19 @@ def paged_latent_attention(
         q, view, out, partial, stats, block_tables, query_starts, context_lens,
         q.stride(0), q.stride(1), block_tables.stride(0), view.stride(0), context_lens.shape[0], num_heads, scale,
         latent_dim, block_l, width - latent_dim, max(16, triton.next_power_of_2(width - latent_dim)), page,
-        BLOCK_H, BLOCK_N, splits, SEARCH_STEPS, num_warps=8, num_stages=2,
+        tile.block_m, tile.block_n, splits, SEARCH_STEPS, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(num_tokens * num_heads,)](
             partial, stats, out, query_starts, num_heads, latent_dim, block_l, splits, False, num_warps=2
         )
     return out
+
+
+def _tile(num_heads: int, width: int, view: torch.Tensor) -> tuple[Tile, int]:
+    """A program's tile, and how many programs fill the device."""
+    many = MANY_HEADS
+    rows = many.block_m + many.num_stages * many.block_n + many.block_m // 8  # queries, tiles in flight, weights
+    if num_heads >= many.block_m and rows * width * view.element_size() <= shared_bytes(view.device):
+        return many, units_of(view.device)
+    return FEW_HEADS, PROGRAMS_WANTED
