@@ -17,7 +17,6 @@ CODED_KINDS = (
     "int4",
     "fp4_nv",
     "fp4_mx",
-    "FP8_B128",
     "Q8_0",
     "Q4_0",
     "Q4_1",
@@ -59,8 +58,15 @@ def implementations() -> Iterable[Implementation]:
         return on_gpu(query) if other is None else f"experts of {other} weights have no decoder in tiles"
 
     def for_fp8(query: OpQuery) -> str | None:
-        if query.weight_kind not in ("fp8", "FP8_B128") or query.activation != "fp8" or query.dtype == "float32":
+        if query.weight_kind != "fp8" or query.activation != "fp8" or query.dtype == "float32":
             return f"{query.weight_kind} weights with {query.activation} activations in {query.dtype}"
+        return on_gpu(query) or (None if "fp8" in query.capabilities else "this device multiplies no fp8")
+
+    def for_fp4(query: OpQuery) -> str | None:
+        if query.weight_kind not in ("fp4_nv", "fp4_mx", "MXFP4") or query.activation != "fp8":
+            return f"{query.weight_kind} weights with {query.activation} activations"
+        if query.dtype == "float32":
+            return "float32 activations are not rounded"
         return on_gpu(query) or (None if "fp8" in query.capabilities else "this device multiplies no fp8")
 
     def for_int8(query: OpQuery) -> str | None:
@@ -90,6 +96,9 @@ def implementations() -> Iterable[Implementation]:
     for name, priority, requires, function, detail in quantised:
         run = Deferred("engine.kernels.triton.quant_linear", function)
         yield Implementation("linear", name, priority, requires, run, pack, detail)
+    run = Deferred("engine.kernels.triton.fp4_native", "linear_fp4")
+    detail = "made E4M3 in registers for many rows, fp8 activations"
+    yield Implementation("linear", "triton-fp4", PRIORITY + 1, for_fp4, run, pack, detail)
     yield offer("route", on_gpu, "route")
     yield offer("gelu_mul", on_gpu, "norms")
     run, pack = (Deferred("engine.kernels.triton.experts", name) for name in ("experts", "pack"))

@@ -112,14 +112,13 @@ KINDS = {
     "int4": ("int4", "float"),
     "fp4_nv": ("fp4", "e4m3"),
     "fp4_mx": ("fp4", "e8m0"),
-    "FP8_B128": ("fp8", "float"),
     "Q8_0": ("int8", "float"),
     "Q4_0": ("int4", "float"),
     "Q4_1": ("int4", "float"),
     "MXFP4": ("fp4", "e8m0"),
 }
-_HEADER_BYTES = {"FP8_B128": 4, "Q8_0": 2, "Q4_0": 2, "Q4_1": 4, "MXFP4": 1}
-_BLOCK_BYTES = {"FP8_B128": 132, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "MXFP4": 17}
+_HEADER_BYTES = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4, "MXFP4": 1}
+_BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "MXFP4": 17}
 
 
 def _from_blocks(weight: QuantTensor) -> CodedWeight:
@@ -132,8 +131,6 @@ def _from_blocks(weight: QuantTensor) -> CodedWeight:
     zeros = None
     if kind == "MXFP4":
         scales = header.view(rows, -1)
-    elif kind == "FP8_B128":
-        scales = header.view(torch.float32).view(rows, -1)
     else:
         halves = header.view(torch.float16).view(rows, -1, _HEADER_BYTES[kind] // 2)
         scales = halves[:, :, 0].contiguous()

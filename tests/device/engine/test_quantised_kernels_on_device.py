@@ -20,6 +20,7 @@ SHAPES = ((1000, 4096, "bfloat16"), (129, 1536, "float16"))
 KINDS = ("fp8", "int8", "int8_mixed", "int4", "fp4_nv", "fp4_mx")
 # Of the norm: bfloat16 rounds the output, and 8-bit activations are rounded themselves.
 EXACT, ROUNDED = 4e-3, 4e-2
+TAKEN = {"exact": KINDS, "int8": ("int8", "int8_mixed"), "fp8": ("fp8", "fp4_nv", "fp4_mx")}
 
 
 def weight_of(kind: str, columns: int, depth: int) -> CodedTensor:
@@ -43,7 +44,7 @@ def relative(got: Tensor, truth: Tensor) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("activation", ["exact", "int8", "fp8"])
 def test_products_match_float64(kind: str, activation: str, columns: int, depth: int, dtype: str) -> None:
-    if activation != "exact" and not kind.startswith(activation):
+    if kind not in TAKEN[activation]:
         pytest.skip("these weights have no product with such activations")
     impl = select(
         "linear", OpQuery("cuda", dtype, weight_kind=kind, activation=activation, capabilities=capabilities())
@@ -56,7 +57,9 @@ def test_products_match_float64(kind: str, activation: str, columns: int, depth:
     for rows in ROWS:
         x = torch.randn(rows, depth, device="cuda").to(getattr(torch, dtype))
         error = relative(impl.run(x, packed, bias), x.double() @ numbers.T + bias.double())
-        assert error < (EXACT if activation == "exact" or rows <= 16 else ROUNDED), (rows, error)
+        assert error < (
+            EXACT if activation == "exact" or rows <= 16 else ROUNDED * (1.25 if kind == "fp4_nv" else 1)
+        ), (rows, error)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,11 +54,13 @@ def test_kinds_are_offered_their_kernels_by_what_the_device_can() -> None:
         query = OpQuery("cuda", dtype, weight_kind=kind, activation=activation, capabilities=capabilities)
         return select("linear", query).name
 
-    assert {name(kind, "exact") for kind in [*KINDS, "Q8_0", "Q4_0", "MXFP4", "FP8_B128"]} == {"triton-codes"}
-    assert name("fp8", "fp8") == name("FP8_B128", "fp8") == "triton-fp8"
+    assert {name(kind, "exact") for kind in [*KINDS, "Q8_0", "Q4_0", "MXFP4"]} == {"triton-codes"}
+    assert name("fp8", "fp8") == "triton-fp8"
     assert name("fp8", "fp8", frozenset({"triton"})) == "triton-codes"
     assert name("int8", "int8") == name("int8_mixed", "int8") == "triton-int8"
     assert name("int4", "int8") == name("int4", "fp8") == "triton-codes"
+    assert name("fp4_nv", "fp8") == name("fp4_mx", "fp8") == name("MXFP4", "fp8") == "triton-fp4"
+    assert name("fp4_nv", "fp8", frozenset({"triton"})) == name("fp4_mx", "int8") == "triton-codes"
     assert name("Q6_K", "exact") == name("fp8", "exact", frozenset()) == "reference"
 
 
