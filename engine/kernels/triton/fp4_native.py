@@ -1,4 +1,4 @@
-"""Four-bit floats on eight-bit matrix units: E2M1 times its block's multiplier becomes E4M3, by moving bits in registers.
+"""Four-bit floats on eight-bit matrix units: E2M1 times its block's multiplier becomes E4M3 in registers.
 
 For devices that multiply E4M3 and no E2M1. A row of the weight gets one multiplier, so that the library's product of
 rows takes it. With multipliers that are powers of two (E8M0) nothing is lost but what lies under 2 ** -17 of a row's
