@@ -154,7 +154,7 @@ def _not_ready(model: str, views: list[WorkerView]) -> NotReady:
         )
     if view.state is WorkerState.SLEEPING:
         return NotReady(
-            f"the model {model!r} is not ready: {_PAUSES[view.state]}.",
+            f"the model {model!r} is not ready: its worker was put to sleep ({view.reason}).",
             f"An operator can wake worker {view.name}: `bayard workers wake {view.name}`.",
             retry_after_s=60.0,
         )
@@ -171,7 +171,6 @@ _PAUSES = {
     WorkerState.BACKOFF: "its worker was lost and is about to be started again",
     WorkerState.DRAINING: "its worker finishes what runs before it ends",
     WorkerState.STOPPING: "its worker is ending",
-    WorkerState.SLEEPING: "its worker was put to sleep by an operator",
 }
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
+
+DAY_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -32,3 +35,18 @@ class Backoff:
 
     def reset(self) -> None:
         self.fast_exits = 0
+
+
+class Restarts:
+    """How often a worker was started again by itself. Owner: a ManagedWorker."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._at_mono: deque[float] = deque(maxlen=1000)
+
+    def note(self, at_mono: float) -> None:
+        self.total += 1
+        self._at_mono.append(at_mono)
+
+    def within_a_day(self, now_mono: float) -> int:
+        return sum(1 for at in self._at_mono if now_mono - at < DAY_S)

@@ -7,10 +7,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import structlog
@@ -35,6 +35,8 @@ TERM_S = 3.0
 KILL_S = 10.0
 BUSY_CORE_SHARE = 0.05  # of one core; less is no computing
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+Answer = TypeVar("Answer")
 
 log = structlog.get_logger("bayard.workers")
 
@@ -236,6 +238,21 @@ def log_path(logs_dir: Path, worker: str) -> Path:
     """Where this start's log is; the one before has .1 behind."""
     safe = "".join(char if char.isalnum() or char in "-_." else "_" for char in worker)
     return logs_dir / f"worker-{safe}.log"
+
+
+async def while_alive(now: Incarnation, answer: Coroutine[Any, Any, Answer]) -> Answer:
+    """What the process answers, watching it meanwhile. Raises: WorkerLost, WorkerStalled"""
+    asking = asyncio.ensure_future(answer)
+    watching = asyncio.ensure_future(now.until_over(asyncio.Event()))
+    try:
+        await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        return await asking
+    finally:
+        for task in (asking, watching):
+            task.cancel()
+        await asyncio.gather(asking, watching, return_exceptions=True)
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:

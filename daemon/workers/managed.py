@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 
@@ -15,8 +14,9 @@ import structlog
 from daemon.events import EventLog
 from daemon.settings import WorkerSettings
 from daemon.store.base import utc_now
-from daemon.workers.backoff import Backoff
+from daemon.workers.backoff import Backoff, Restarts
 from daemon.workers.device_memory import DeviceMemory
+from daemon.workers.doze import Asked, doze, same_but_knobs
 from daemon.workers.history import History
 from daemon.workers.incarnation import Incarnation, Launch, log_path
 from daemon.workers.proof import prove
@@ -24,9 +24,8 @@ from daemon.workers.states import WorkerState, may_become
 from daemon.workers.traffic import Traffic, error_for_streams, open_traffic
 from daemon.workers.view import ExitInfo, WorkerView
 from engine.errors import BayardError, WorkerLost
-from engine.messages import Knobs, WorkerConfig, read_figures
+from engine.messages import Knobs, Woken, WorkerConfig, read_figures
 
-DAY_S = 86_400.0
 CUT_OFF = "was cut off: the daemon's event loop ended"
 
 log = structlog.get_logger("bayard.workers")
@@ -63,15 +62,14 @@ class ManagedWorker:
         self._reason = "not started yet"
         self._now: Incarnation | None = None
         self._stop = asyncio.Event()
-        self._sleep = False
+        self._sleep = self._keeps = False  # whether it is to sleep, and with its process
         self._device_memory = device_memory or DeviceMemory()
         self._hurry = asyncio.Event()
         self._drain_until_mono = 0.0
         self._stop_reason = ""
         self._start_reason = "wanted"
         self._delay_s: float | None = 0.0
-        self._restarts = 0
-        self._restarted_mono: deque[float] = deque(maxlen=1000)
+        self._restarts = Restarts()
         self._last_exit: ExitInfo | None = None
         self._last_log_lines: tuple[str, ...] = ()
         self._retry_mono: float | None = None
@@ -90,13 +88,19 @@ class ManagedWorker:
         self._backoff.reset()
         self._stop.set()
 
-    def ask_sleep(self, drain_s: float, reason: str) -> None:
-        """Drain, end and stay down until woken; it stays wanted. Returns at once."""
+    def ask_sleep(self, drain_s: float, reason: str, *, keep: bool = False) -> None:
+        """Drain, end and stay down until woken; it stays wanted. keep: the process stays, and gives memory back."""
         self._sleep = True
+        self._keeps = keep
         self._drain_until_mono = time.monotonic() + drain_s
         self._stop_reason = reason
         self._backoff.reset()
         self._stop.set()
+
+    @property
+    def sleeps_because(self) -> str | None:
+        """Why it sleeps, or will once it is drained; None where it does not."""
+        return self._stop_reason if self._sleep and self.wanted else None
 
     def kill(self) -> bool:
         """End the present process at once, as if it had died by itself; False if there is none."""
@@ -116,7 +120,7 @@ class ManagedWorker:
 
     async def set_knobs(self, knobs: Knobs) -> None:
         """Change the running process, and what later ones start with."""
-        self.config = _with_knobs(self.config, knobs)
+        self.config = msgspec.structs.replace(self.config, knobs=knobs)
         if self._now is not None and self.state in (WorkerState.READY, WorkerState.WARMING):
             await self._now.client.set_knobs(knobs)
 
@@ -135,8 +139,8 @@ class ManagedWorker:
             stats=now.client.stats if now else None,
             step_age_s=now_mono - now.client.last_progress_mono if now and now.ready else None,
             inflight=now.client.inflight if now else 0,
-            restarts=self._restarts,
-            restarts_24h=sum(1 for at in self._restarted_mono if now_mono - at < DAY_S),
+            restarts=self._restarts.total,
+            restarts_24h=self._restarts.within_a_day(now_mono),
             last_exit=self._last_exit,
             last_log_lines=self._last_log_lines,
             retry_in_s=max(0.0, self._retry_mono - now_mono) if self._retry_mono is not None else None,
@@ -146,6 +150,9 @@ class ManagedWorker:
 
     async def _run(self) -> None:
         while self.wanted:
+            if self._sleep:  # asked before it was ever started
+                await self._rest()
+                continue
             self._stop.clear()
             try:
                 if not await self._live_once():
@@ -248,20 +255,42 @@ class ManagedWorker:
             return
         assert now.ready is not None
         self._on_warming()
-        if self.proves and not await prove(now, self._stop):
-            return
-        if not await open_traffic(self._traffic, now, self.name, self.config, self._stop):
-            return
         self._history.was_ready(run_id, now.pid)
-        if self.config.knobs != now.config.knobs:  # they were changed while it loaded
+        told = f"loaded in {now.ready.load_s:.1f} s; weights: {read_figures(now.ready)}"
+        while await self._serve_until_asked(now, told) and self._asked(now) is Asked.SLEEP:
+            if (woken := await self._doze(now)) is None:
+                return
+            told = f"woken in {woken.took_s:.2f} s"
+
+    async def _serve_until_asked(self, now: Incarnation, told: str) -> bool:
+        """From warm to drained; False if stop was asked before it served."""
+        if self.proves and not await prove(now, self._stop):
+            return False
+        if not await open_traffic(self._traffic, now, self.name, self.config, self._stop):
+            return False
+        if self.config.knobs != now.config.knobs:  # they were changed while it loaded, or since
             await now.client.set_knobs(self.config.knobs)
-        loaded = f"loaded in {now.ready.load_s:.1f} s; weights: {read_figures(now.ready)}"
-        self._become(WorkerState.READY, loaded, device=now.ready.device)
+        self._become(WorkerState.READY, told, device=now.config.device)
         await now.until_over(self._stop)
         self._traffic.remove(self.name)
         self._become(WorkerState.DRAINING, self._stop_reason, inflight=now.client.inflight)
         if not await now.until_idle(lambda: self._drain_until_mono, self._hurry):
             log.warning("worker_drain_cut", worker=self.name, inflight=now.client.inflight)
+        return True
+
+    async def _doze(self, now: Incarnation) -> Woken | None:
+        """Asleep with its process, then warm again. None: the process is to end."""
+        found = await doze(now, self._stop, lambda: self._asked(now), self._become, lambda: self._stop_reason)
+        if not isinstance(found, str):
+            return found
+        self._stop_reason = "; ".join(filter(None, (self._stop_reason, found)))
+        return None
+
+    def _asked(self, now: Incarnation) -> Asked:
+        """Of a process that could sleep."""
+        if not self.wanted or (self._sleep and not self._keeps):
+            return Asked.END
+        return Asked.SLEEP if self._sleep else Asked.WAKE if same_but_knobs(self.config, now.config) else Asked.END
 
     async def _after_failure(self) -> None:
         """Wait before the next start: for the back-off, or for an operator once latched."""
@@ -304,8 +333,7 @@ class ManagedWorker:
         if self._sleep:
             return
         self._start_reason = self._stop_reason if self._stop.is_set() else f"again after: {cause}"
-        self._restarts += 1
-        self._restarted_mono.append(time.monotonic())
+        self._restarts.note(time.monotonic())
 
     def _on_warming(self) -> None:
         if self.state is WorkerState.STARTING:
@@ -317,7 +345,3 @@ class ManagedWorker:
         self._since_at = utc_now()
         self._reason = reason
         self._events.publish("worker", self.name, before, state, reason, model=self.config.model_name, **fields)
-
-
-def _with_knobs(config: WorkerConfig, knobs: Knobs) -> WorkerConfig:
-    return msgspec.structs.replace(config, knobs=knobs)

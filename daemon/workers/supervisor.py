@@ -73,6 +73,7 @@ class Supervisor:
         self._workers: dict[str, ManagedWorker] = {}
         self._numbers = itertools.count(1)
         self._stopping = False
+        self.drained: dict[str, str] = {}  # device, as a worker's configuration names it, and why
 
     async def want(self, name: str, config: WorkerConfig, *, prove: bool = False) -> None:
         """Keep a worker of this name and configuration running; worker_id and endpoint are filled in here.
@@ -93,6 +94,8 @@ class Supervisor:
                 config, self._serial, self._launch, self._settings, self._events, self.history, self._traffic
             )
             self._workers[name].proves = prove
+            if config.device in self.drained:
+                self._workers[name].ask_sleep(0.0, self.drained[config.device])
             return
         if not worker.wanted:
             raise Conflict(f"worker {name} is being stopped.", "Wait until it is gone.")
@@ -123,21 +126,51 @@ class Supervisor:
     async def restart(self, name: str, drain_s: float | None = None, reason: str = "restart asked") -> None:
         """Drain and start again; also wakes one that is latched or in back-off. Returns at once. Raises: NotFound"""
         worker = self._worker(name)
+        self._require_device(worker)
         if worker.wanted:
             worker.ask_stop(self._settings.stop_grace_s if drain_s is None else drain_s, reason, wanted=True)
 
-    async def sleep(self, name: str, drain_s: float | None = None, reason: str = "sleep asked") -> None:
-        """Drain and end it, and keep it down until it is woken. Returns at once. Raises: NotFound"""
+    async def sleep(
+        self, name: str, drain_s: float | None = None, reason: str = "sleep asked", *, keep: bool = False
+    ) -> None:
+        """Drain and end it, and keep it down until it is woken. Returns at once. Raises: NotFound
+
+        keep: its process stays, and gives back the KV pool and its device's memory
+        """
         worker = self._worker(name)
         if worker.wanted:
-            worker.ask_sleep(self._settings.stop_grace_s if drain_s is None else drain_s, reason)
+            worker.ask_sleep(self._settings.stop_grace_s if drain_s is None else drain_s, reason, keep=keep)
 
-    async def wake(self, name: str, reason: str = "wake asked") -> None:
-        """Start one that sleeps. Returns at once. Raises: NotFound, Conflict if it does not sleep"""
+    async def wake(self, name: str, reason: str = "wake asked", *, prove: bool = False) -> None:
+        """Let one that sleeps serve again, after a test generation if asked. Returns at once.
+
+        Raises: NotFound, Conflict if it does not sleep
+        """
         worker = self._worker(name)
         if worker.state is not WorkerState.SLEEPING:
             raise Conflict(f"worker {name} is {worker.state}, not sleeping.", "`bayard workers list` shows the states.")
+        self._require_device(worker)
+        worker.proves = prove
         worker.ask_stop(0.0, reason, wanted=True)
+
+    async def drain_device(self, device: str, reason: str) -> list[str]:
+        """Put its workers to sleep, and those that are wanted there later, until undrain_device. Returns at once."""
+        self.drained[device] = reason
+        there = [name for name, worker in self._workers.items() if worker.config.device == device and worker.wanted]
+        for name in there:
+            self._workers[name].ask_sleep(self._settings.stop_grace_s, reason)
+        return there
+
+    async def undrain_device(self, device: str) -> list[str]:
+        """Wake what sleeps because of the drain; what an operator put to sleep by name sleeps on. Returns at once."""
+        reason = self.drained.pop(device, None)
+        woken = []
+        for name, worker in self._workers.items():
+            because = worker.sleeps_because
+            if reason is not None and because is not None and because.startswith(reason):
+                worker.ask_stop(0.0, "its device is in use again", wanted=True)
+                woken.append(name)
+        return woken
 
     async def kill(self, name: str) -> None:
         """End its process at once; it is started again as after a crash. Raises: NotFound, Conflict if none runs"""
@@ -189,6 +222,11 @@ class Supervisor:
             known = ", ".join(sorted(self._workers)) or "none"
             raise NotFound(f"there is no worker {name!r}.", f"Workers: {known}.")
         return worker
+
+    def _require_device(self, worker: ManagedWorker) -> None:
+        device = worker.config.device
+        if device in self.drained:
+            raise Conflict(f"the device {device} is drained: {self.drained[device]}.", "Undrain the accelerator first.")
 
     def _serial(self) -> str:
         return f"w{next(self._numbers)}"

@@ -12,6 +12,7 @@ $FAKE_SCRIPT, a JSON object; and again from the file $FAKE_SCRIPT_FILE, if set, 
     error           every request ends with this error code               hang            stop answering and beating
     crash_after     die by SIGKILL after so many tokens of all requests   ignore_stop     outlive Stop and SIGTERM
     say             a line for the log at start                           protocol        speak of another version
+    sleep_error     stay awake, with this message                         wake_error      stay asleep; wake_s: takes so
     embeds          answer Embed too, with vectors of so many numbers
 
 max_tokens is honoured (LENGTH); a token of stop_token_ids ends with STOP; Abort ends with ABORT. Imports no torch.
@@ -43,12 +44,16 @@ from engine.messages import (
     Knobs,
     LoadProgress,
     SetKnobs,
+    Sleep,
+    Slept,
     StepReport,
     Stop,
     Submit,
     TokenDelta,
     TokenLogprob,
     Usage,
+    Wake,
+    Woken,
     WorkerConfig,
     WorkerFailed,
     WorkerReady,
@@ -80,6 +85,7 @@ class FakeWorker:
     aborts: int = 0
     knobs: Knobs = field(default_factory=Knobs)
     stopping: bool = False
+    asleep: bool = False
     script_mtime_ns: int = 0
 
     def send(self, event: Event) -> None:
@@ -145,6 +151,10 @@ class FakeWorker:
 
     def handle(self, data: bytes) -> None:
         match command_decoder.decode(data):
+            case Submit(request_id=request_id) if self.asleep:
+                self.ended.append(
+                    TokenDelta(request_id, finish=FinishReason.ERROR, error=ErrorInfo("not_ready", "It sleeps."))
+                )
             case Submit() as submit:
                 self.prompt_tokens += len(submit.prompt_token_ids)
                 due = time.monotonic() + float(self.script.get("ttft_s", 0.0))
@@ -161,6 +171,15 @@ class FakeWorker:
                     self.ended.append(self.last(one, [], FinishReason.ABORT))
             case SetKnobs(knobs=knobs):
                 self.knobs = knobs
+            case Sleep():
+                error = self.script.get("sleep_error")
+                self.asleep = error is None
+                self.send(Slept(0.0, 1 << 20, error=ErrorInfo("does_not_fit", error) if error else None))
+            case Wake():
+                time.sleep(float(self.script.get("wake_s", 0.0)))
+                error = self.script.get("wake_error")
+                self.asleep = error is not None
+                self.send(Woken(0.0, error=ErrorInfo("does_not_fit", error) if error else None))
             case Stop():
                 if not self.script.get("ignore_stop"):
                     ended = [self.last(one, [], FinishReason.ABORT) for one in self.running.values()]

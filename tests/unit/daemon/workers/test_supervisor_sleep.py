@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import psutil
 import pytest
 
@@ -45,6 +46,82 @@ async def test_sleeping_to_stopped_when_unwanted(bench: Bench) -> None:
     await bench.until_state(S.SLEEPING)
     await asyncio.wait_for(bench.supervisor.unwant("w"), 2)
     assert bench.moves()[-1] == (S.SLEEPING, S.STOPPED)
+
+
+async def test_draining_to_sleeping_when_its_process_is_kept(bench: Bench) -> None:
+    await bench.ready()
+    pid, stream = bench.pid(), bench.stream("a", max_tokens=5)
+    await bench.supervisor.sleep("w", reason="another plan is in force", keep=True)
+    await bench.until_state(S.SLEEPING)
+    assert bench.moves()[-2:] == [(S.READY, S.DRAINING), (S.DRAINING, S.SLEEPING)]
+    assert len((await stream)[-1].token_ids) > 0, "what ran was finished first"
+    assert psutil.pid_exists(pid)
+    assert bench.pid() == pid
+    with pytest.raises(NotReady, match="another plan is in force"):
+        bench.router.replica_for("m")
+
+
+async def test_sleeping_to_warming_when_its_process_is_woken(bench: Bench) -> None:
+    await bench.ready()
+    pid = bench.pid()
+    for _ in range(2):
+        await bench.supervisor.sleep("w", keep=True)
+        await bench.until_state(S.SLEEPING)
+        await bench.supervisor.wake("w", prove=True)
+        await bench.until_state(S.READY)
+    assert bench.moves()[-3:] == [(S.DRAINING, S.SLEEPING), (S.SLEEPING, S.WARMING), (S.WARMING, S.READY)]
+    assert bench.pid() == pid
+    assert (await bench.stream("a", max_tokens=3))[-1].finish == "length"
+    assert bench.view().restarts == 0
+
+
+@pytest.mark.parametrize("way", ["unwanted", "stopped", "killed", "other shape"])
+async def test_sleeping_to_stopping_when_its_process_is_to_end(bench: Bench, way: str) -> None:
+    await bench.ready()
+    pid = bench.pid()
+    await bench.supervisor.sleep("w", keep=True)
+    await bench.until_state(S.SLEEPING)
+    match way:
+        case "unwanted":
+            await asyncio.wait_for(bench.supervisor.unwant("w"), 3)
+            assert bench.moves()[-2:] == [(S.SLEEPING, S.STOPPING), (S.STOPPING, S.STOPPED)]
+        case "stopped":
+            await bench.supervisor.sleep("w", reason="the operator wants the memory")
+            await bench.until(lambda: bench.view().pid is None and bench.view().state is S.SLEEPING)
+        case "killed":
+            await bench.supervisor.kill("w")
+            await bench.until(lambda: bench.view().pid is None and bench.view().state is S.SLEEPING)
+            assert "killed by signal 9" in bench.view().reason
+            await bench.supervisor.wake("w")
+            await bench.until_state(S.READY)
+        case "other shape":
+            await bench.supervisor.want("w", msgspec.structs.replace(SPEC, max_context_tokens=512))
+            await bench.supervisor.wake("w")
+            await bench.until(lambda: bench.view().state is S.READY and bench.view().pid != pid)
+    assert (S.SLEEPING, S.STOPPING) in bench.moves()
+    assert not psutil.pid_exists(pid)
+
+
+async def test_draining_to_stopping_when_there_is_no_room_to_sleep(bench: Bench) -> None:
+    bench.script(sleep_error="no host memory")
+    await bench.ready()
+    await bench.supervisor.sleep("w", reason="another plan", keep=True)
+    await bench.until_state(S.SLEEPING)
+    assert bench.view().pid is None
+    assert "no host memory" in bench.view().reason
+    await bench.supervisor.wake("w")
+    await bench.until_state(S.READY)
+
+
+async def test_one_that_cannot_wake_is_started_anew(bench: Bench) -> None:
+    bench.script(wake_error="the device is full")
+    await bench.ready()
+    pid = bench.pid()
+    await bench.supervisor.sleep("w", keep=True)
+    await bench.until_state(S.SLEEPING)
+    await bench.supervisor.wake("w")
+    await bench.until(lambda: bench.view().state is S.READY and bench.view().pid != pid)
+    assert any("the device is full" in event.reason for event in bench.events.recent())
 
 
 async def test_latched_to_stopped_when_put_to_sleep(bench: Bench) -> None:
