@@ -22,11 +22,11 @@ SIZES = sorted({size for bucket in BUCKETS if bucket <= MOST for size in (bucket
 BORDERS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49)
 
 
-def engine(folder: Path, graphs: bool) -> BuiltEngine:
+def engine(folder: Path, graphs: bool, kv_dtype: str) -> BuiltEngine:
     knobs = Knobs(max_running=MOST, token_budget=4096, prefill_chunk=512, prefix_cache=False)
     config = WorkerConfig(
         "w", "tiny", str(folder), "", device="cuda:0", dtype="float32", kv_bytes=1 << 26, max_context_tokens=128,
-        knobs=knobs,
+        knobs=knobs, kv_dtype=kv_dtype,
     )  # fmt: skip
     built = build_engine(config, lambda stage, done, total: None)
     if not graphs:
@@ -46,10 +46,21 @@ def written(built: BuiltEngine, prompts: list[list[int]], name: str) -> list[lis
     return list(tokens.values())
 
 
-@pytest.mark.parametrize("case", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss"])
-def test_replayed_steps_write_what_eager_ones_write(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "kv_dtype"),
+    [
+        ("llama", "auto"),
+        ("llama", "int8"),
+        ("gemma3_text", "auto"),
+        ("gemma3_text", "fp8"),
+        ("qwen3_moe", "auto"),
+        ("gpt_oss", "auto"),
+        ("deepseek_v2", "auto"),
+    ],
+)
+def test_replayed_steps_write_what_eager_ones_write(case: str, kv_dtype: str, tmp_path: Path) -> None:
     saved_model(case, tmp_path)
-    replaying, eager = engine(tmp_path, True), engine(tmp_path, False)
+    replaying, eager = engine(tmp_path, True, kv_dtype), engine(tmp_path, False, kv_dtype)
     assert replaying.core.runner.graphs is not None
     vocab = replaying.core.scheduler.vocab_size
     generator = torch.Generator().manual_seed(0)
