@@ -123,11 +123,18 @@ def rope_kv_write(
     view: Tensor,
     write_pages: Tensor,
     write_offsets: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """rope, then kv_write: what a layer does between its projection and its attention.
+    """rms_norm of each head if there are norms, rope, then kv_write: what lies between a projection and attention.
 
+    Shapes: q_norm, k_norm [D], both or none
     Mutates: q, k, view
     """
+    if q_norm is not None and k_norm is not None:
+        q.copy_(rms_norm(q, q_norm, eps))
+        k.copy_(rms_norm(k, k_norm, eps))
     rope(q, k, positions, cos_sin)
     kv_write(k, v, view, write_pages, write_offsets)
 

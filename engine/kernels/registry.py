@@ -19,7 +19,8 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     experts          (x [T, K], ids, weights, gate_up, down, gate_up_bias | None, down_bias | None, activation)
                      -> [T, K]; pack(ExpertStack) -> packed, of gate_up and of down
     kv_write         (k [T, G, D], v, view, write_pages [T], write_offsets [T]) -> None          mutates view
-    rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets) -> None     mutates q, k and view
+    rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets, q_norm | None, k_norm | None, eps)
+                     -> None                                                                 mutates q, k and view
     prompt_attention (q [T, H, D], k [T, G, D], v, scale) -> [T, H, D], a whole prompt without pages
     pick_greedy      (logits [R, vocab]) -> [R] int32, -1 where a row is not finite
     choose_tokens    (logits [R, vocab], rows [r], settings [r, 8], counts [C, vocab], count_rows [r]) -> [r] int32
@@ -88,6 +89,16 @@ class OpQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class CodedInput:
+    """How a linear takes inputs that the op before wrote as codes. Codes are opaque, and of one linear alone."""
+
+    wants: Callable[[int, Any], bool]  # (rows, packed): whether codes serve so many rows
+    norm: Callable[..., tuple[Any, Any]]  # (x, residual | None, weight, eps, packed) -> (codes, new residual | None)
+    gate: Callable[..., Any]  # (gate_up, activation, packed) -> codes
+    run: Callable[..., Any]  # (codes, packed, bias | None) -> [M, N]
+
+
+@dataclass(frozen=True, slots=True)
 class Implementation:
     op: str
     name: str  # unique within the op; "reference", "cpu", "triton", ...
@@ -97,11 +108,12 @@ class Implementation:
     pack: Callable[[Any], Any] | None = None  # linear, embedding, experts: the weight in the form run wants
     detail: str = ""  # for people: instruction set, tile form
     asks_device: bool = False  # reads lengths on the host, so a step with it cannot be recorded and replayed
+    codes: CodedInput | Deferred | None = None  # linear: select resolves it
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A function whose module is imported when it is first needed: compilers are large, and most hosts need none."""
+    """A function, or what holds some, whose module is imported when it is first needed: compilers are large, and most hosts need none."""
 
     module: str
     name: str
@@ -109,9 +121,8 @@ class Deferred:
     def __call__(self, *arguments: Any) -> Any:
         return self.resolve()(*arguments)
 
-    def resolve(self) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(importlib.import_module(self.module), self.name)
-        return found
+    def resolve(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +168,8 @@ def select(op: str, query: OpQuery) -> Implementation:
     """The best usable implementation. Raises LookupError for an unknown op only: the reference takes any query."""
     for impl in implementations(op):
         if impl.requires(query) is None:
-            return replace(impl, run=impl.run.resolve()) if isinstance(impl.run, Deferred) else impl
+            found = replace(impl, run=impl.run.resolve()) if isinstance(impl.run, Deferred) else impl
+            return replace(found, codes=impl.codes.resolve()) if isinstance(impl.codes, Deferred) else found
     raise LookupError(f"no implementation of {op} takes {query}")
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch
 from engine.kernels.scaled_cache import is_scaled
-from engine.layers.linear import Linear
+from engine.layers.linear import CodedRows, Linear
 from engine.layers.ops import Ops
 from engine.spec.model_spec import AttentionSpec
 
@@ -28,7 +28,12 @@ class Attention:
     norm_eps: float
     sinks: Tensor | None = None  # [H] float32
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def entry(self) -> Linear:
+        """What alone reads the input."""
+        return self.qkv
+
+    def __call__(self, x: Tensor | CodedRows, batch: ForwardBatch) -> Tensor:
         """Write the new tokens' K and V into their pages, then attend.
 
         Shapes: x [T, hidden] -> [T, hidden]
@@ -40,7 +45,10 @@ class Attention:
         qkv = projected.view(rows, spec.num_heads + 2 * spec.num_kv_heads, dim)
         k_end = spec.num_heads + spec.num_kv_heads
         q, k, v = qkv[:, : spec.num_heads], qkv[:, spec.num_heads : k_end], qkv[:, k_end:]
-        if self.q_norm is not None and self.k_norm is not None:
+        norms: tuple[object, ...] = ()
+        if self.q_norm is not None and self.k_norm is not None and self._joins_norms():
+            norms = (self.q_norm, self.k_norm, self.norm_eps)
+        elif self.q_norm is not None and self.k_norm is not None:
             if spec.qk_norm_whole:
                 q, k = projected[:, : spec.num_heads * dim], projected[:, spec.num_heads * dim : k_end * dim]
             q = ops.rms_norm(q, self.q_norm, self.norm_eps).view(rows, spec.num_heads, dim)
@@ -51,7 +59,7 @@ class Attention:
             ops.kv_write(k, v, view, pages.write_pages, pages.write_offsets)
         else:
             where = (view, pages.write_pages, pages.write_offsets)
-            ops.rope_kv_write(q, k, v, batch.positions, self.cos_sin, *where)
+            ops.rope_kv_write(q, k, v, batch.positions, self.cos_sin, *where, *norms)
         if self._takes_whole_prompt(batch):
             assert self.ops.prompt_attention is not None
             whole: Tensor = self.ops.prompt_attention(q, k, v, spec.scale)  # k is rotated by now
@@ -68,6 +76,10 @@ class Attention:
             self.sinks,
         )
         return self.o(out.reshape(rows, spec.num_heads * dim))
+
+    def _joins_norms(self) -> bool:
+        """Whether heads are normed in the pass that rotates and writes them."""
+        return self.ops.joins_norms and self.cos_sin is not None and not self.spec.qk_norm_whole
 
     def _takes_whole_prompt(self, batch: ForwardBatch) -> bool:
         """One sequence from its beginning, long enough to pay, and nothing that the plain kernel lacks."""

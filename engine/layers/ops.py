@@ -35,6 +35,7 @@ class Ops:
         self.rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = self._plain("rope")
         self.silu_mul: Callable[[Tensor], Tensor] = self._plain("silu_mul")
         self.kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = self._plain("kv_write")
+        self.joins_norms = False  # rope_kv_write takes norms of heads too
         self.rope_kv_write: Callable[..., None] = self._rope_kv_write()
         self.paged_attention: Callable[..., Tensor] = self._plain("paged_attention")
         self.prompt_attention = self._where_faster("prompt_attention")
@@ -126,6 +127,7 @@ class Ops:
         """One kernel where there is one; else the two it joins, each the best there is."""
         joined = registry.select("rope_kv_write", self.query)
         if joined.name != "reference":
+            self.joins_norms = True
             return self._plain("rope_kv_write")
 
         def both(

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.cached_bytes import PLAIN, code_of
+from engine.kernels.triton.turned_heads import _turned
 from engine.kernels.triton.write_bytes import HEADS_EACH, MANY_TOKENS, write_bytes
 
 
@@ -54,11 +55,11 @@ def _kv_write_kernel(
 
 @triton.jit
 def _rope_kv_write_kernel(
-    q, k, v, positions, cos_sin, view, pages, offsets,
+    q, k, v, positions, cos_sin, view, pages, offsets, q_norm, k_norm, eps,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     page_stride, plane_stride, head_stride,
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """A program rotates HEADS heads in place, a key's into its page too, or copies value heads there."""
     token = tl.program_id(0).to(tl.int64)
@@ -73,29 +74,29 @@ def _rope_kv_write_kernel(
         position = tl.load(positions + token)
         cos = tl.load(cos_sin + position * 2 * HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(cos_sin + position * 2 * HALF + HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        rest_lanes = tl.arange(0, BLOCK_D)
+        is_rest = (rest_lanes >= 2 * HALF) & (rest_lanes < DIM)
         if block < q_blocks:
             heads = block * HEADS + tl.arange(0, HEADS)
+            exists = heads < NUM_Q
             base = q + token * q_token_stride + heads[:, None] * q_head_stride
-            mask = (heads < NUM_Q)[:, None] & in_half[None, :]
+            norm = q_norm
         else:
             heads = (block - q_blocks) * HEADS + tl.arange(0, HEADS)
+            exists = heads < NUM_KV
             base = k + token * k_token_stride + heads[:, None] * k_head_stride
-            mask = (heads < NUM_KV)[:, None] & in_half[None, :]
-        first = tl.load(base + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(base + HALF + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
-        rotated_first = (first * cos - second * sin).to(q.dtype.element_ty)
-        rotated_second = (second * cos + first * sin).to(q.dtype.element_ty)
-        tl.store(base + lanes[None, :], rotated_first, mask=mask)
-        tl.store(base + HALF + lanes[None, :], rotated_second, mask=mask)
+            norm = k_norm
+        mask = exists[:, None] & in_half[None, :]
+        beyond = exists[:, None] & is_rest[None, :]
+        first, second, rest = _turned(
+            base, mask, lanes, beyond, rest_lanes, cos, sin, norm, eps, q.dtype.element_ty, DIM, HALF, NORMED
+        )
         if block >= q_blocks:
             to = target + heads[:, None] * head_stride
-            tl.store(to + lanes[None, :], rotated_first.to(view.dtype.element_ty), mask=mask)
-            tl.store(to + HALF + lanes[None, :], rotated_second.to(view.dtype.element_ty), mask=mask)
+            tl.store(to + lanes[None, :], first.to(view.dtype.element_ty), mask=mask)
+            tl.store(to + HALF + lanes[None, :], second.to(view.dtype.element_ty), mask=mask)
             if 2 * HALF < DIM:
-                rest = tl.arange(0, BLOCK_D)
-                beyond = (heads < NUM_KV)[:, None] & ((rest >= 2 * HALF) & (rest < DIM))[None, :]
-                kept = tl.load(base + rest[None, :], mask=beyond, other=0.0)
-                tl.store(to + rest[None, :], kept.to(view.dtype.element_ty), mask=beyond)
+                tl.store(to + rest_lanes[None, :], rest.to(view.dtype.element_ty), mask=beyond)
     else:
         groups = (block - q_blocks - kv_blocks) * HEADS + tl.arange(0, HEADS)
         all_lanes = tl.arange(0, BLOCK_D)
@@ -115,13 +116,16 @@ def rope_kv_write(
     view: torch.Tensor,
     write_pages: torch.Tensor,
     write_offsets: torch.Tensor,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """rope, then kv_write, in one pass.
+    """rms_norm of each head if there are norms, rope, then kv_write, in one pass.
 
-    Shapes: as rope and kv_write. Mutates: q, k, view
+    Shapes: as rope and kv_write; q_norm, k_norm [D]. Mutates: q, k, view
     """
     if code_of(view) != PLAIN:
-        write_bytes(q, k, v, positions, cos_sin, view, write_pages, write_offsets)
+        write_bytes(q, k, v, positions, cos_sin, view, write_pages, write_offsets, q_norm, k_norm, eps)
         return
     count, heads, dim = q.shape
     groups = k.shape[1]
@@ -130,9 +134,11 @@ def rope_kv_write(
     if count:
         _rope_kv_write_kernel[(count, triton.cdiv(heads, each) + 2 * triton.cdiv(groups, each))](
             q, k, v, positions, cos_sin, view, write_pages, write_offsets,
+            cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, eps,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             view.stride(0), view.stride(1), view.stride(2),
             heads, groups, dim, triton.next_power_of_2(dim), half, triton.next_power_of_2(half), each,
+            q_norm is not None,
             num_warps=1 if each == 1 else 4,
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels.triton.cached_bytes import _coded, _scales_at, code_of
 from engine.kernels.triton.device import converts_fp8
+from engine.kernels.triton.turned_heads import _turned
 
 MANY_TOKENS = 64  # from here on a program takes several heads: fewer would leave it too little to do
 HEADS_EACH = 8
@@ -24,12 +25,12 @@ def _store_part(heads_at, offset, lanes, values, mask, largest, DIM: tl.constexp
 
 @triton.jit
 def _write_bytes_kernel(
-    q, k, v, positions, cos_sin, view, pages, offsets,
+    q, k, v, positions, cos_sin, view, pages, offsets, q_norm, k_norm, eps,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     page_stride, plane_stride, head_stride,
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr,
-    CODE: tl.constexpr, HARDWARE: tl.constexpr,
+    CODE: tl.constexpr, HARDWARE: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """A program rotates HEADS heads in place, a key's into its page too, or copies heads there as they are.
 
@@ -48,30 +49,30 @@ def _write_bytes_kernel(
         position = tl.load(positions + token)
         cos = tl.load(cos_sin + position * 2 * HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(cos_sin + position * 2 * HALF + HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        rest_lanes = tl.arange(0, BLOCK_D)
+        is_rest = (rest_lanes >= 2 * HALF) & (rest_lanes < DIM)
         if block < q_blocks:
             heads = block * HEADS + tl.arange(0, HEADS)
+            exists = heads < NUM_Q
             base = q + token * q_token_stride + heads[:, None] * q_head_stride
-            mask = (heads < NUM_Q)[:, None] & in_half[None, :]
+            norm = q_norm
         else:
             heads = (block - q_blocks) * HEADS + tl.arange(0, HEADS)
-            base = k + token * k_token_stride + heads[:, None] * k_head_stride
-            mask = (heads < NUM_KV)[:, None] & in_half[None, :]
-        first = tl.load(base + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(base + HALF + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
-        rotated_first = (first * cos - second * sin).to(q.dtype.element_ty)
-        rotated_second = (second * cos + first * sin).to(q.dtype.element_ty)
-        tl.store(base + lanes[None, :], rotated_first, mask=mask)
-        tl.store(base + HALF + lanes[None, :], rotated_second, mask=mask)
-        if block >= q_blocks:
             exists = heads < NUM_KV
+            base = k + token * k_token_stride + heads[:, None] * k_head_stride
+            norm = k_norm
+        mask = exists[:, None] & in_half[None, :]
+        beyond = exists[:, None] & is_rest[None, :]
+        turned_first, turned_second, rest = _turned(
+            base, mask, lanes, beyond, rest_lanes, cos, sin, norm, eps, q.dtype.element_ty, DIM, HALF, NORMED
+        )
+        if block >= q_blocks:
             heads_at = target + heads * head_stride
-            first = rotated_first.to(tl.float32)
-            second = rotated_second.to(tl.float32)
+            first = turned_first.to(tl.float32)
+            second = turned_second.to(tl.float32)
             largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1)
-            rest_lanes = tl.arange(0, BLOCK_D)
-            beyond = exists[:, None] & ((rest_lanes >= 2 * HALF) & (rest_lanes < DIM))[None, :]
             if 2 * HALF < DIM:
-                kept = tl.load(base + rest_lanes[None, :], mask=beyond, other=0.0).to(tl.float32)
+                kept = rest.to(tl.float32)
                 largest = tl.maximum(largest, tl.max(tl.abs(kept), axis=1))
                 _store_part(heads_at, offset, rest_lanes, kept, beyond, largest, DIM, CODE, HARDWARE)
             _store_part(heads_at, offset, lanes + HALF, second, mask, largest, DIM, CODE, HARDWARE)
@@ -106,10 +107,13 @@ def write_bytes(
     view: torch.Tensor,
     write_pages: torch.Tensor,
     write_offsets: torch.Tensor,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """rope_kv_write to a cache of bytes; without q, kv_write.
 
-    Shapes: q [T, H, D]; k, v [T, G, D]; view [pages, 2, G, page tokens, D + 4]. Mutates: q, k, view
+    Shapes: q [T, H, D]; k, v [T, G, D]; view [pages, 2, G, page tokens, D + 4]; norms [D]. Mutates: q, k, view
     """
     count, groups, dim = k.shape
     if not count:
@@ -120,8 +124,9 @@ def write_bytes(
     queries = k if q is None else q
     _write_bytes_kernel[(count, triton.cdiv(heads, each) + 2 * triton.cdiv(groups, each))](
         queries, k, v, positions, cos_sin, view, write_pages, write_offsets,
+        cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, eps,
         queries.stride(0), queries.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         view.stride(0), view.stride(1), view.stride(2),
         heads, groups, dim, triton.next_power_of_2(dim), half, triton.next_power_of_2(half), each, view.shape[3],
-        code_of(view), converts_fp8(view.device), num_warps=1 if each == 1 else 4,
+        code_of(view), converts_fp8(view.device), q_norm is not None, num_warps=1 if each == 1 else 4,
     )  # fmt: skip

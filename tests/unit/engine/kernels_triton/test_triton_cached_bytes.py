@@ -91,8 +91,9 @@ def test_heads_are_rotated_and_written_as_the_reference_writes_them(code, dtype,
     cos_sin = torch.randn(50, rotary, device=DEVICE)
     pages, offsets = torch.arange(tokens, device=DEVICE) // page + 1, torch.arange(tokens, device=DEVICE) % page
     truth, got = cache(8, groups, page, dim, code), cache(8, groups, page, dim, code)
-    reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets)
-    rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets)
+    norms = (torch.rand(dim, device=DEVICE) + 0.5, torch.rand(dim, device=DEVICE) + 0.5, 1e-5) if rotary < dim else ()
+    reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets, *norms)
+    rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets, *norms)
     _alike(q, truth_q, k, truth_k, got, truth, dtype)
     truth, got = cache(8, groups, page, dim, code), cache(8, groups, page, dim, code)
     reference.kv_write(k, v, truth, pages, offsets)

@@ -71,8 +71,8 @@ def test_rope_and_kv_write_match_the_reference(dim, rotary):
 
 @pytest.mark.parametrize(("heads", "groups"), [(6, 2), (20, 10)])
 @pytest.mark.parametrize("tokens", [5, rope_kv.MANY_TOKENS + 1])
-@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (80, 32)])
-def test_rope_kv_write_matches_the_two_ops_it_joins(dim, rotary, tokens, heads, groups):
+@pytest.mark.parametrize(("dim", "rotary", "normed"), [(64, 64, False), (80, 32, True), (64, 64, True)])
+def test_rope_kv_write_matches_the_ops_it_joins(dim, rotary, normed, tokens, heads, groups):
     torch.manual_seed(3)
     page = 4
     q, k, v = (torch.randn(tokens, n, dim, device=DEVICE) for n in (heads, groups, groups))
@@ -81,8 +81,9 @@ def test_rope_kv_write_matches_the_two_ops_it_joins(dim, rotary, tokens, heads, 
     cos_sin = torch.randn(50, rotary, device=DEVICE)
     pages, offsets = torch.arange(tokens, device=DEVICE) // page, torch.arange(tokens, device=DEVICE) % page
     truth, got = (torch.zeros(20, 2, groups, page, dim, device=DEVICE) for _ in range(2))
-    reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets)
-    rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets)
+    norms = (torch.rand(dim, device=DEVICE) + 0.5, torch.rand(dim, device=DEVICE) + 0.5, 1e-5) if normed else ()
+    reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets, *norms)
+    rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets, *norms)
     close(q, truth_q, torch.float32)
     close(k, truth_k, torch.float32)
     close(got, truth, torch.float32)
