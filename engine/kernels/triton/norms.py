@@ -6,46 +6,63 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+
 MAX_WIDTH = 65536  # one program holds a row
 
 
 @triton.jit
-def _rms_norm_kernel(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _add_rms_norm_kernel(x, residual, weight, out, total_out, width, eps, BLOCK: tl.constexpr):
+def _add_rms_norm_kernel(x, residual, weight, out, total_out, width, eps, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     place = row * width + columns
     added = tl.load(x + place, mask=mask, other=0.0) + tl.load(residual + place, mask=mask, other=0.0)
     tl.store(total_out + place, added, mask=mask)
     values = added.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + place, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _gate_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def gated(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or gelu(gate) * up by its tanh formula, in float32."""
+    inner = gate
+    if GELU:
+        # 0.5 (1 + tanh y) is sigmoid(2 y): the tanh formula of gelu without a tanh
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(inner) * up
+
+
+@triton.jit
+def _gate_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
-    inner = gate
-    if GELU:
-        # 0.5 (1 + tanh y) is sigmoid(2 y): the tanh formula of gelu without a tanh
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    tl.store(out + row * width + columns, (gate * tl.sigmoid(inner) * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * width + columns, gated(gate, up, GELU).to(out.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -56,8 +73,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if rows.shape[0]:
         block = triton.next_power_of_2(width)
         _rms_norm_kernel[(rows.shape[0],)](
-            rows, weight, out, rows.stride(0), width, eps, block, num_warps=_warps(block)
-        )
+            rows, weight, out, rows.stride(0), width, eps, block, chains(x.device),
+            num_warps=_warps(block), **launch(x.device),
+        )  # fmt: skip
     return out
 
 
@@ -70,7 +88,10 @@ def add_rms_norm(
     out, total = torch.empty_like(x), torch.empty_like(x)
     if count:
         block = triton.next_power_of_2(width)
-        _add_rms_norm_kernel[(count,)](x, residual, weight, out, total, width, eps, block, num_warps=_warps(block))
+        _add_rms_norm_kernel[(count,)](
+            x, residual, weight, out, total, width, eps, block, chains(x.device),
+            num_warps=_warps(block), **launch(x.device),
+        )  # fmt: skip
     return out, total
 
 
@@ -90,7 +111,9 @@ def _gate(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
     if count:
         block = min(1024, triton.next_power_of_2(width))
-        _gate_kernel[(count, triton.cdiv(width, block))](gate_up, out, width, gelu, block, num_warps=4)
+        _gate_kernel[(count, triton.cdiv(width, block))](
+            gate_up, out, width, gelu, block, chains(out.device), num_warps=4, **launch(out.device)
+        )
     return out
 
 

@@ -1,0 +1,190 @@
+"""Activation rows as int16 with a power of two as multiplier every 32 numbers: steps of 2^-15 of the largest or less.
+
+So bfloat16 numbers that are not below a 128th of the largest are held exactly. Products of whole numbers are exact, and
+the device multiplies two at once. The numbers stand in the order in which quant_dots.py meets the codes: a lane is what
+one 64-bit word of codes holds, 16 half-byte ones or 8 bytes.
+
+    numbers of a lane, four a word   half bytes: 0-3, 4-7, 16-19, 20-23 of a block of 32, or those plus 8
+                                     bytes: 0-3, 4-7 of eight neighbours
+
+A row can come straight from the norm or the gate before, in one kernel, where the kernel after wants nothing else.
+"""
+
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+from engine.kernels.triton.norms import gated
+
+CHUNK = 32  # numbers that share a multiplier
+CHUNKS_A_PROGRAM = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FineRows:
+    """Shapes: codes [M, K] int16 in lanes' order; scales [M, lanes]; sums [M, 2, lanes], of lanes' halves, scaled"""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    sums: torch.Tensor
+    lane: int  # numbers of one: 16 or 8
+
+    @property
+    def count(self) -> int:
+        return int(self.codes.shape[0])
+
+
+@triton.jit
+def _store_fine(values, row, first_chunk, codes, scales, sums, width, CHUNKS: tl.constexpr, LANE: tl.constexpr):
+    """values: [CHUNKS, 32] float32, nothing but zeros beyond the width"""
+    lanes = width // LANE
+    finite = tl.abs(values) < float("inf")
+    values = tl.where(finite, values, 0.0)
+    exponent = tl.max(tl.abs(values), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.where(exponent < 0x0A000000, 0, exponent)  # below 2^-107: nothing beside any other numbers
+    # 2^e / 2^14 and its inverse; what is not finite makes the multiplier so.
+    scale = exponent.to(tl.float32, bitcast=True) * (1.0 / 16384.0)
+    scale = tl.where(tl.min(finite.to(tl.int32), axis=1) > 0, scale, float("nan"))
+    inverse = tl.where(exponent > 0, 0x7F000000 - exponent, 0).to(tl.float32, bitcast=True) * 16384.0
+    whole = tl.minimum(tl.floor(values * inverse[:, None] + 0.5), 32767.0).to(tl.int32)
+    k = tl.arange(0, 32)
+    chunk = first_chunk + tl.arange(0, CHUNKS)
+    within = chunk * 32 < width
+    if LANE == 16:
+        word = (k // 16) * 2 + (k % 8) // 4
+        lane = (chunk * 2)[:, None] + ((k % 16) // 8)[None, :]
+    else:
+        word = (k % 8) // 4
+        lane = (chunk * 4)[:, None] + (k // 8)[None, :]
+    place = (word[None, :] * lanes + lane) * 4 + (k % 4)[None, :]
+    tl.store(codes + row * width + place, whole.to(tl.int16), mask=within[:, None])
+    PER: tl.constexpr = 32 // LANE  # lanes of a chunk
+    if LANE == 16:
+        # [chunk, half of the block, lane, number]
+        halves = tl.sum(tl.reshape(whole, [CHUNKS, 2, 2, 8]), axis=3)
+        halves = tl.permute(halves, (0, 2, 1))
+    else:
+        halves = tl.sum(tl.reshape(whole, [CHUNKS, 4, 2, 4]), axis=3)
+    # halves: [chunk, lane, half]
+    of = (chunk * PER)[:, None] + tl.arange(0, PER)[None, :]
+    mask = within[:, None] & (of >= 0)
+    tl.store(scales + row * lanes + of, tl.broadcast_to(scale[:, None], [CHUNKS, PER]), mask=mask)
+    half = tl.arange(0, 2)
+    at = row * 2 * lanes + half[None, None, :] * lanes + of[:, :, None]
+    tl.store(
+        sums + at, halves.to(tl.float32) * scale[:, None, None], mask=mask[:, :, None] & (half >= 0)[None, None, :]
+    )
+
+
+@triton.jit
+def _fine_kernel(
+    x, codes, scales, sums, x_stride, width,
+    GATE: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """GATE: 0 takes rows, 1 and 2 the silu or gelu gate of rows twice as wide."""
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    row = tl.program_id(0).to(tl.int64)
+    first_chunk = tl.program_id(1) * CHUNKS
+    k = first_chunk * 32 + tl.arange(0, CHUNKS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    mask = k < width
+    values = tl.load(x + row * x_stride + k, mask=mask, other=0.0).to(tl.float32)
+    if GATE:
+        up = tl.load(x + row * x_stride + width + k, mask=mask, other=0.0).to(tl.float32)
+        # As the gate's own kernel stores it.
+        values = gated(values, up, GATE == 2).to(x.dtype.element_ty).to(tl.float32)
+    _store_fine(values, row, first_chunk, codes, scales, sums, width, CHUNKS, LANE)
+
+
+@triton.jit
+def _norm_fine_kernel(
+    x, residual, weight, total_out, codes, scales, sums, x_stride, width, eps,
+    ADDED: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """A program a row. ADDED: the residual is added before, and the sum stored."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, CHUNKS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    mask = k < width
+    weights = tl.load(weight + k, mask=mask, other=0.0).to(tl.float32)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    values = tl.load(x + row * x_stride + k, mask=mask, other=0.0)
+    if ADDED:
+        values += tl.load(residual + row * width + k, mask=mask, other=0.0)
+        tl.store(total_out + row * width + k, values, mask=mask)
+    values = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(tl.sum(values * values, axis=1), axis=0) / width + eps)
+    normed = (values * scale * weights).to(x.dtype.element_ty).to(tl.float32)
+    _store_fine(normed, row, 0, codes, scales, sums, width, CHUNKS, LANE)
+
+
+@dataclass(frozen=True, slots=True)
+class FineForm:
+    """What a linear that reads FineRows asks of the op before it."""
+
+    lane: int
+
+    def rows(self, x: torch.Tensor) -> FineRows:
+        """Shapes: x [M, K], K a multiple of 32"""
+        return self._made(x, 0, x.shape[1])
+
+    def gate(self, gate_up: torch.Tensor, activation: str) -> FineRows:
+        """The rows of silu_mul or gelu_mul. Shapes: gate_up [M, 2I]"""
+        return self._made(gate_up, 1 if activation == "silu" else 2, gate_up.shape[1] // 2)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> FineRows:
+        """Shapes: x [M, K]; weight [K]"""
+        x = x.contiguous()
+        rows = self._empty(x, x.shape[1])
+        self._norm(x, x, weight, x, rows, eps, added=False)
+        return rows
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[FineRows, torch.Tensor]:
+        """Shapes: x, residual [M, K]; weight [K] -> (rows, new residual)"""
+        x, residual = x.contiguous(), residual.contiguous()
+        rows, total = self._empty(x, x.shape[1]), torch.empty_like(x)
+        self._norm(x, residual, weight, total, rows, eps, added=True)
+        return rows, total
+
+    def _empty(self, like: torch.Tensor, width: int) -> FineRows:
+        assert width % CHUNK == 0, width
+        count, lanes, device = like.shape[0], width // self.lane, like.device
+        return FineRows(
+            torch.empty(count, width, dtype=torch.int16, device=device),
+            torch.empty(count, lanes, dtype=torch.float32, device=device),
+            torch.empty(count, 2, lanes, dtype=torch.float32, device=device),
+            self.lane,
+        )
+
+    def _made(self, x: torch.Tensor, gate: int, width: int) -> FineRows:
+        x = x.contiguous()
+        rows = self._empty(x, width)
+        if rows.count:
+            _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
+                x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
+                gate, CHUNKS_A_PROGRAM, self.lane, chains(x.device), num_warps=4, **launch(x.device),
+            )  # fmt: skip
+        return rows
+
+    def _norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, total: torch.Tensor,
+        rows: FineRows, eps: float, *, added: bool,
+    ) -> None:  # fmt: skip
+        if rows.count == 0:
+            return
+        chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
+        _norm_fine_kernel[(rows.count,)](
+            x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
+            added, chunks, self.lane, chains(x.device), num_warps=8 if chunks >= 64 else 4, **launch(x.device),
+        )  # fmt: skip
