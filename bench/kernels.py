@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +27,13 @@ from bench.kernel_timing import relative_error
 from bench.kernels_mixed import SHAPES as MIXED_SHAPES
 from bench.kernels_mixed import mixed
 from bench.provenance import provenance
-from engine.kernels.triton import quant_linear
+from engine.kernels.triton import fp8_rows, quant_dots, quant_linear
 from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.few_rows import KERNELS, few_rows, of_fine
+from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.gemv import linear as plain_linear
+from engine.kernels.triton.quant_dots import DotsTiles
 from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles, large_linear, quant_gemm
-from engine.kernels.triton.quant_gemv import GemvTiles
-from engine.kernels.triton.quant_stream import KERNELS, StreamTiles, few_rows, gemv_tiles
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
 from engine.kernels.triton.tuned import add, few_key
@@ -42,15 +44,18 @@ HEAD: Shape = (4096, 128256)
 LAYERS = 32
 KINDS = ("fp8", "int8", "int4", "fp4_nv", "fp4_mx")
 COPY_BYTES_S = 4.2e12  # of an H200
-GEMV_SWEEP = tuple(GemvTiles(*sizes) for sizes in ((4, 128, 2), (4, 256, 2), (2, 512, 4), (4, 256, 4)))
-STREAM_SWEEP = tuple(StreamTiles(*sizes) for sizes in ((4, 4, 3, 528), (2, 4, 4, 660), (4, 4, 4, 660)))
-FEW_SWEEP = tuple(
-    GemmTiles(*sizes)
+DOTS_SWEEP = tuple(
+    DotsTiles(*sizes)
     for sizes in (
-        (16, 64, 128, 4, 4, 1), (16, 64, 128, 4, 4, 2), (16, 32, 128, 4, 4, 1), (16, 32, 128, 4, 4, 2),
-        (16, 32, 128, 4, 4, 4), (16, 64, 128, 2, 4, 1), (16, 64, 128, 2, 4, 2), (16, 64, 128, 2, 4, 4),
-        (16, 32, 128, 2, 5, 1), (16, 32, 128, 2, 5, 2), (16, 128, 128, 4, 4, 1), (16, 128, 128, 4, 4, 2),
-        (16, 128, 128, 4, 3, 4),
+        (4, 64, 1), (8, 64, 2), (4, 128, 2), (8, 128, 2), (4, 128, 1), (4, 256, 2), (8, 256, 4), (2, 256, 2),
+        (4, 512, 4), (2, 128, 1),
+    )
+)  # fmt: skip
+FP8_SWEEP = tuple(
+    Fp8Tiles(*sizes)
+    for sizes in (
+        (8, 512, 4), (4, 512, 4), (8, 256, 2), (8, 256, 4), (4, 256, 2), (4, 256, 1), (2, 512, 2), (4, 512, 2),
+        (2, 1024, 4),
     )
 )  # fmt: skip
 GEMM_SWEEP = tuple(
@@ -90,9 +95,8 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
     took = {"bf16": base_us}
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
-        tiles = [*GEMV_SWEEP, *STREAM_SWEEP, *FEW_SWEEP] if bench.sweep else [gemv_tiles(weight, rows, bench.device)]
-        took[kind], best = bench.best(lambda w, tile: few_rows(x, w, None, tile), copies(weight), tiles)
-        if best:
+        took[kind], best = bench.best(*_few_of(bench, weight, x))
+        if bench.sweep and best:
             form, *sizes = best[0][1]
             kernel = next(key for key, tiles_of in KERNELS.items() if tiles_of.__name__ == form)
             bench.found[few_key(weight.code, rows, columns, depth)] = (kernel, tuple(sizes))
@@ -111,6 +115,16 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
             tiles=best,
         )
     return took
+
+
+def _few_of(bench: Bench, weight: CodedWeight, x: Tensor) -> tuple[Callable[..., Tensor], list[CodedWeight], list[Any]]:
+    """The kernel for few rows, weights to turn through, and the tiles to try. Rows are whole numbers before."""
+    if quant_dots.takes(weight):
+        fine = quant_dots.form(weight).rows(x)
+        wanted = list(DOTS_SWEEP) if bench.sweep else [quant_dots.dots_tiles(weight, bench.device)]
+        return lambda w, tile: of_fine(fine, w, x.dtype, None, tile), copies(weight), wanted
+    chosen = list(FP8_SWEEP) if bench.sweep else [fp8_rows.fp8_tiles(weight, bench.device)]
+    return lambda w, tile: few_rows(x, w, None, tile), copies(weight), chosen
 
 
 def tiles_of_few(bench: Bench, rows: int) -> None:

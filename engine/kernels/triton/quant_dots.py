@@ -75,7 +75,7 @@ def _dots(codes, inputs, CODE: tl.constexpr, HIGH: tl.constexpr, PTX: tl.constex
             mov.b64 {p, q}, $3;
             dp2a.lo.s32.s32 s, p, b, s;
             dp2a.hi.s32.s32 $0, q, b, s; }""",
-            "=r,l,l,l", [codes, inputs[0], inputs[1]], dtype=tl.int32, is_pure=True, pack=1,
+            "=r,l,l,l", [codes, inputs[2 * HIGH], inputs[2 * HIGH + 1]], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     elif CODE == 2 and HIGH:
         total = tl.inline_asm_elementwise(
@@ -213,7 +213,6 @@ def _dots_kernel(
                     next_second, next_second_zero = _multipliers(
                         scales, zeros, place + 1, in_group, EVEN, SCALE, ZEROS, middle
                     )
-        low_codes, high_codes = words, words
         if CODE == 3 and PTX:
             low_codes, high_codes = _fp4_bytes(words)
         fresh = ()
@@ -233,7 +232,7 @@ def _dots_kernel(
             else:
                 if CODE == 3 and PTX:
                     low = _dots(low_codes, inputs, 1, False, True)
-                    high = _dots(high_codes, (inputs[2], inputs[3]), 1, False, True)
+                    high = _dots(high_codes, inputs, 1, True, True)
                 else:
                     low = _dots(words, inputs, CODE, False, PTX)
                     high = _dots(words, inputs, CODE, True, PTX)
@@ -274,7 +273,7 @@ def form(weight: CodedWeight) -> FineForm:
     return FineForm(16 if weight.code in HALF_BYTES else 8)
 
 
-def dots_tiles(weight: CodedWeight, rows: int, device: torch.device) -> DotsTiles:
+def dots_tiles(weight: CodedWeight, device: torch.device) -> DotsTiles:
     """What was measured for this shape with one row, else what is usual for such."""
     columns, depth = weight.shape
     found = tuned(device, few_key(weight.code, 1, columns, depth))
@@ -299,7 +298,7 @@ def quant_dots(
     assert rows.lane == form(weight).lane, rows.lane
     assert count <= MAX_ROWS, count
     out = torch.empty(count, columns, dtype=dtype, device=device)
-    tiles = tiles or dots_tiles(weight, count, device)
+    tiles = tiles or dots_tiles(weight, device)
     code, scale, _, sixteens, has_zeros, has_pairs, has_row_scales = form_of(weight)
     groups = int(weight.scales.shape[1])
     step = min(tiles.lanes, triton.next_power_of_2(lanes))

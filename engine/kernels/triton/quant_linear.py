@@ -12,9 +12,8 @@ import torch
 
 from engine.kernels import reference
 from engine.kernels.triton.coded import CodedWeight, coded
+from engine.kernels.triton.few_rows import MAX_ROWS, few_rows
 from engine.kernels.triton.quant_gemm import large_linear, quant_gemm
-from engine.kernels.triton.quant_gemv import MAX_ROWS
-from engine.kernels.triton.quant_stream import few_rows
 from engine.kernels.triton.quantise_rows import OutlierColumns, outlier_columns, padded_outliers, quantise_rows
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 from engine.quant.coded_tensor import CodedTensor

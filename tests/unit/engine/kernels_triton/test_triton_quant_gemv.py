@@ -10,7 +10,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from engine.kernels.triton.coded import coded  # noqa: E402
 from engine.kernels.triton.quant_gemv import GemvTiles, quant_gemv  # noqa: E402
-from engine.kernels.triton.quant_stream import StreamTiles, quant_stream  # noqa: E402
 from engine.quant.coded_tensor import CodedTensor  # noqa: E402
 from engine.quant.encode import encode  # noqa: E402
 
@@ -55,8 +54,6 @@ def test_quantised_gemv_matches_float64(kind: str, group: int | None, zeros: boo
     truth = x.double() @ weight.dequantize().double().T + (0.0 if bias is None else bias.double())
     close(quant_gemv(x, packed, bias), truth, dtype)
     close(quant_gemv(x, packed, bias, GemvTiles(8, 128, 2)), truth, dtype)
-    block_n = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 4}[dtype]
-    close(quant_stream(x, packed, bias, StreamTiles(block_n, 4, 3, 2)), truth, dtype)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4", "fp4_nv", "fp4_mx"])
@@ -79,8 +76,6 @@ def test_each_code_meets_the_input_of_its_place_exactly(kind: str) -> None:
     x = torch.eye(depth, device=DEVICE)
     got = torch.cat([quant_gemv(x[i : i + 4], packed, None, GemvTiles(8, 8, 1)) for i in range(0, depth, 4)])
     assert torch.equal(got, truth.T)
-    streamed = [quant_stream(x[i : i + 4], packed, None, StreamTiles(4, 1, 2, 4)) for i in range(0, depth, 4)]
-    assert torch.equal(torch.cat(streamed), truth.T)
 
 
 def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
@@ -90,4 +85,3 @@ def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
         whole = quant_gemv(x, packed)
         other = torch.cat((x[2:3], torch.randn(1, 384, device=DEVICE).to(torch.bfloat16) * 50))
         assert torch.equal(quant_gemv(other, packed)[0], whole[2])
-        assert torch.equal(quant_stream(other, packed)[0], quant_stream(x, packed)[2])

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed: `make test` insta
 
 from engine.kernels.triton import tuned
 from engine.kernels.triton.coded import CODES
-from engine.kernels.triton.quant_stream import KERNELS
+from engine.kernels.triton.few_rows import KERNELS
 
 
 def test_each_stored_entry_names_a_kernel_a_code_and_the_sizes_it_takes() -> None:
@@ -29,6 +29,6 @@ def test_measured_tiles_are_added_beside_those_of_other_devices(tmp_path: Path, 
     monkeypatch.setattr(tuned, "FILE", tmp_path / "tiles.json")
     tuned.FILE.write_text('{"sm_80": {"few fp8 1 8 8": ["columns", 4, 128, 2]}}')
     key = tuned.few_key("int4", 2, 64, 32)
-    tuned.add(torch.device("cpu"), {key: ("stream", (4, 4, 3, 8))})
+    tuned.add(torch.device("cpu"), {key: ("dots", (4, 64, 1))})
     read = json.loads(tuned.FILE.read_text(encoding="utf-8"))
-    assert read == {"cpu": {key: ["stream", 4, 4, 3, 8]}, "sm_80": {"few fp8 1 8 8": ["columns", 4, 128, 2]}}
+    assert read == {"cpu": {key: ["dots", 4, 64, 1]}, "sm_80": {"few fp8 1 8 8": ["columns", 4, 128, 2]}}

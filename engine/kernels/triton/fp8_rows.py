@@ -1,0 +1,150 @@
+"""A weight of E4M3 codes times up to four rows, exact activations: bound by reading the codes once.
+
+Codes become floats by a conversion of two where the device has it, else by moving bits through float16, which keeps the
+small ones. The first codes are asked for before the rows are there. A program owns some output columns for all of K.
+Every row is summed in the same order whatever their number. Source: OFP8 rev 1.0
+"""
+
+# mypy: disable-error-code="assignment, var-annotated"
+# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.decode import INPUTS, _decoded, _inputs, _products
+from engine.kernels.triton.device import converts_fp8, speaks_ptx
+from engine.kernels.triton.tuned import few_key, tuned
+
+MAX_ROWS = 4
+SHIFTED = 256.0  # float16 made by moving an E4M3's bits lacks the difference of the exponents' biases
+
+
+@triton.jit
+def _converted(words):
+    """The four numbers of each word, as the device converts them."""
+    return tl.inline_asm_elementwise(
+        """{ .reg .b16 p, q, low, high; .reg .b32 u, v;
+        mov.b32 {p, q}, $4;
+        cvt.rn.f16x2.e4m3x2 u, p;
+        cvt.rn.f16x2.e4m3x2 v, q;
+        mov.b32 {low, high}, u;
+        cvt.f32.f16 $0, low;
+        cvt.f32.f16 $1, high;
+        mov.b32 {low, high}, v;
+        cvt.f32.f16 $2, low;
+        cvt.f32.f16 $3, high; }""",
+        "=f,=f,=f,=f,r", [words], dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fp8_rows_kernel(
+    x, codes, scales, bias, out, columns, correction,
+    QUADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INPUT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, CONVERTS: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """QUADS: words of four codes a row. GROUPS: multipliers a row."""
+    first_n = tl.program_id(0) * BLOCK_N
+    n = tl.minimum(first_n + tl.arange(0, BLOCK_N), columns - 1).to(tl.int64)[:, None]
+    lanes = tl.arange(0, BLOCK_Q)[None, :]
+    EVEN: tl.constexpr = QUADS % BLOCK_Q == 0
+    GROUP: tl.constexpr = QUADS // GROUPS
+    base = codes + n * QUADS
+    following = tl.load(base + lanes, mask=lanes < QUADS, other=0, eviction_policy="evict_first")
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    sums = ()
+    for _ in tl.static_range(ROWS):
+        sums = sums + (tl.zeros([BLOCK_N, BLOCK_Q], tl.float32),)
+    for start in tl.static_range(0, QUADS, BLOCK_Q):
+        words = following
+        at = start + lanes
+        in_k = at < QUADS
+        if start + BLOCK_Q < QUADS:
+            beyond = at + BLOCK_Q < QUADS
+            following = tl.load(base + at + BLOCK_Q, mask=beyond, other=0, eviction_policy="evict_first")
+        if GROUPS > 1:
+            scale = tl.load(scales + n * GROUPS + at // GROUP, mask=in_k, other=0.0).to(tl.float32)
+        if CONVERTS:
+            numbers = _converted(words)
+        else:
+            numbers = _decoded(words, 0, 0, 0, PTX)
+        fresh = ()
+        for m in tl.static_range(ROWS):
+            row = x + m * QUADS * (4 if INPUT == 2 else 1)
+            inputs = _inputs(row, at, in_k, EVEN, INPUT, PTX)
+            if GROUPS > 1:
+                total = sums[m] + _products(tl.zeros([BLOCK_N, BLOCK_Q], tl.float32), numbers, inputs) * scale
+            else:
+                total = _products(sums[m], numbers, inputs)
+            fresh = fresh + (total,)
+        sums = fresh
+    rows = first_n + tl.arange(0, BLOCK_N)
+    in_n = rows < columns
+    factor = tl.zeros([BLOCK_N], tl.float32) + correction
+    if GROUPS == 1:
+        factor *= tl.load(scales + rows, mask=in_n, other=0.0).to(tl.float32)
+    added = tl.zeros([BLOCK_N], tl.float32)
+    if HAS_BIAS:
+        added = tl.load(bias + rows, mask=in_n, other=0.0).to(tl.float32)
+    for m in tl.static_range(ROWS):
+        result = tl.sum(sums[m], axis=1) * factor + added
+        tl.store(out + m * columns + rows, result.to(out.dtype.element_ty), mask=in_n)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Tiles:
+    block_n: int
+    quads: int  # of a step
+    warps: int
+
+
+def takes(weight: CodedWeight) -> bool:
+    """Whether the kernel reads these codes and multipliers."""
+    return weight.code == "fp8" and weight.group % 4 == 0 and weight.row_scales is None
+
+
+def fp8_tiles(weight: CodedWeight, device: torch.device) -> Fp8Tiles:
+    """What was measured for this shape with one row, else what is usual for such."""
+    columns, depth = weight.shape
+    found = tuned(device, few_key(weight.code, 1, columns, depth))
+    if found is not None and found[0] == "fp8":
+        return Fp8Tiles(*found[1])
+    return Fp8Tiles(8, 512, 4) if columns >= 16384 else Fp8Tiles(8, 256, 4)
+
+
+def fp8_rows(
+    x: torch.Tensor,
+    weight: CodedWeight,
+    bias: torch.Tensor | None = None,
+    tiles: Fp8Tiles | None = None,
+    *,
+    by_bits: bool = False,
+) -> torch.Tensor:
+    """by_bits: also where the device converts.
+
+    Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K), as takes() wants; bias [N] -> [M, N]
+    """
+    rows, depth = x.shape
+    columns = weight.shape[0]
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    tiles = tiles or fp8_tiles(weight, x.device)
+    quads = depth // 4
+    converts = converts_fp8(x.device) and not by_bits
+    x = x.contiguous()
+    _fp8_rows_kernel[(triton.cdiv(columns, tiles.block_n),)](
+        x if x.dtype == torch.float32 else x.view(torch.int64), weight.codes.view(torch.int32), weight.scales,
+        weight.codes if bias is None else bias, out, columns, 1.0 if converts else SHIFTED,
+        quads, int(weight.scales.shape[1]), rows, INPUTS[x.dtype], bias is not None,
+        tiles.block_n, min(tiles.quads, triton.next_power_of_2(quads)), converts, speaks_ptx(x.device),
+        chains(x.device), num_warps=tiles.warps, **launch(x.device),
+    )  # fmt: skip
+    return out
