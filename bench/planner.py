@@ -31,8 +31,9 @@ from bench.random_weights import random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.calibrate import kinds_for, measure
-from daemon.planning.fit import DTYPE_BYTES, KV_PAGES, FitModel
+from daemon.planning.fit import KV_PAGES, FitModel
 from daemon.planning.install import EngineInstall
+from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.machine_budgets import budgets_of
 from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import Profile
@@ -100,7 +101,7 @@ def compare(
         pass
     load_s = time.perf_counter() - began
     spec = loaded_spec(spec, profile.weights, on_cpu=profile.device == "cpu")
-    speed = SpeedModel(spec, traffic_of(spec), rates, DTYPE_BYTES[profile.kv_dtype])
+    speed = SpeedModel(spec, traffic_of(spec), rates, element_bytes(spec, profile.kv_dtype))
     context = PROMPT_TOKENS + OUTPUT_TOKENS / 2
     run(engine, 1, spec.vocab_size, 0)  # warm
     rows: dict[str, Any] = {}

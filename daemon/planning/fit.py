@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from daemon.planning.kv_bytes import kv_bytes_per_token
 from daemon.planning.profile import MemoryEstimate, MemoryItem
-from daemon.planning.traffic import Traffic, kv_elements_per_token
+from daemon.planning.traffic import Traffic
 from daemon.planning.units import human_bytes, human_tokens
 from engine.messages import Knobs
 from engine.spec.model_spec import ModelSpec
@@ -46,7 +47,7 @@ class FitModel:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_elements_per_token(self.spec) * DTYPE_BYTES[self.kv_dtype]
+        return kv_bytes_per_token(self.spec, self.kv_dtype)
 
     @property
     def page_bytes(self) -> int:

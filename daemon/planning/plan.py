@@ -9,8 +9,10 @@ from daemon.planning.alike import Alike
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.choices import explain_choices
 from daemon.planning.datasheet import shipped_rates
-from daemon.planning.fit import DTYPE_BYTES, FitModel
+from daemon.planning.fit import FitModel
 from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype
+from daemon.planning.kv_bytes import BYTE_KINDS, element_bytes
+from daemon.planning.kv_precision import offered_kv
 from daemon.planning.precisions import WORTH, offered_precisions, precision_note
 from daemon.planning.profile import Candidate, PlanAnswer, Profile, WhyNot
 from daemon.planning.rates import DeviceRates
@@ -78,7 +80,7 @@ class Planner:
             for precision in offered_precisions(spec, budget, request.strategy, request.weights):
                 held = forms.of(precision, budget)
                 asked = replace(request, weights=precision)
-                for kv_dtype in _kv_dtypes(budget, request)[: 1 if spec.is_encoder else None]:
+                for kv_dtype in offered_kv(spec, budget, request.strategy, request.kv_dtype):
                     attempt = _Attempt(self, held, budget, asked, kv_dtype)
                     profile = attempt.solve()
                     if profile is None:
@@ -173,7 +175,9 @@ class _Attempt:
         )
 
     def speed(self) -> SpeedModel:
-        return SpeedModel(self.spec, self.traffic, self.planner.rates(self.budget), DTYPE_BYTES[self.kv_dtype])
+        return SpeedModel(
+            self.spec, self.traffic, self.planner.rates(self.budget), element_bytes(self.spec, self.kv_dtype)
+        )
 
     def knobs(self) -> Knobs:
         """Batch and chunk from the roofline: the largest chunk whose step keeps within the strategy's pause."""
@@ -306,16 +310,6 @@ def _check(spec: ModelSpec, request: Request) -> None:
             raise InvalidParameter(f"--{name} is {value}; it must be at least 1.", "", param=name)
 
 
-def _kv_dtypes(budget: DeviceBudget, request: Request) -> tuple[str, ...]:
-    """Exact first; halving it is offered where the device's activations are wider."""
-    if request.kv_dtype is not None:
-        return (request.kv_dtype,)
-    exact = activation_dtype(budget)
-    if exact == "float32" and not GOALS[request.strategy].prefers_exact_kv:
-        return (exact, "float16")
-    return (exact,)
-
-
 def _whole_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
@@ -333,8 +327,9 @@ def _score(profile: Profile, request: Request, goal: Goal) -> float:
         rate = context * 1e3 + profile.speed.decode_tok_s
     else:
         rate = (profile.speed.decode_tok_s * profile.speed.batch_tok_s) ** 0.5
-    # A narrower cache must buy twice the context to make up for being rounded.
-    score: float = rate * (context / 1024) ** 0.5 * (1.0 + 0.35 * exact)
+    # A narrower cache must buy twice the context to make up for being rounded; one of bytes more than that.
+    worth = 1.0 + 0.35 * exact - 0.25 * (profile.kv_dtype in BYTE_KINDS)
+    score: float = rate * (context / 1024) ** 0.5 * worth
     return score
 
 

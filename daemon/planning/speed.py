@@ -30,7 +30,7 @@ class StepTime:
 class SpeedModel:
     """Predicts steps of one model on one device. Owner: one planning answer."""
 
-    def __init__(self, spec: ModelSpec, traffic: Traffic, rates: DeviceRates, kv_element_bytes: int) -> None:
+    def __init__(self, spec: ModelSpec, traffic: Traffic, rates: DeviceRates, kv_element_bytes: float) -> None:
         self._spec = spec
         self._traffic = traffic
         self._rates = rates
