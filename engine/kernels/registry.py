@@ -113,7 +113,7 @@ class Implementation:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A function, or what holds some, whose module is imported when it is first needed: compilers are large, and most hosts need none."""
+    """What stands in a module imported when it is first needed: compilers are large, and most hosts need none."""
 
     module: str
     name: str

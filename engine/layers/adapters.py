@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.linear import Linear
+from engine.layers.linear import CodedRows, Linear, LinearPart
 
 
 @dataclass(slots=True)
@@ -45,7 +45,12 @@ class AdaptedLinear(Linear):
         super().__init__(list(linear.parts), linear.out_features)
         self._low_rank, self._rows = low_rank, rows
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | CodedRows) -> Tensor:
+        assert isinstance(x, Tensor)
         out = super().__call__(x)
         rows = self._rows.rows
         return out if rows is None else out + self._low_rank(x, rows).to(out.dtype)
+
+    def coding_part(self, rows: int) -> LinearPart | None:
+        """None: adapters multiply numbers."""
+        return None

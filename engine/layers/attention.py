@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch
 from engine.kernels.scaled_cache import is_scaled
-from engine.layers.linear import Linear
+from engine.layers.linear import CodedRows, Linear
 from engine.layers.ops import Ops
 from engine.spec.model_spec import AttentionSpec
 
@@ -28,7 +28,12 @@ class Attention:
     norm_eps: float
     sinks: Tensor | None = None  # [H] float32
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def entry(self) -> Linear:
+        """What alone reads the input."""
+        return self.qkv
+
+    def __call__(self, x: Tensor | CodedRows, batch: ForwardBatch) -> Tensor:
         """Write the new tokens' K and V into their pages, then attend.
 
         Shapes: x [T, hidden] -> [T, hidden]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.layers.linear import CodedRows
 from engine.layers.mlp import GatedMlp
 from engine.spec.model_spec import MlpSpec
 
@@ -32,8 +33,14 @@ class ExpertsMlp:
     down_bias: Tensor | None  # [E, hidden]
     shared: GatedMlp | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def entry(self) -> None:
+        """No projection alone reads the input: the router does, and experts."""
+        return None
+
+    def __call__(self, x: Tensor | CodedRows) -> Tensor:
         """Shapes: x [T, hidden] -> [T, hidden]"""
+        assert isinstance(x, Tensor)
         spec, kernels = self.spec, self.kernels
         ids, weights = kernels.route(
             self.router(x),

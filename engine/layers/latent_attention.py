@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import ForwardBatch
-from engine.layers.linear import Linear
+from engine.layers.linear import CodedRows, Linear
 from engine.layers.ops import Ops
 from engine.spec.model_spec import AttentionSpec
 
@@ -33,7 +33,12 @@ class LatentAttention:
     o: Linear
     cos_sin: Tensor
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def entry(self) -> Linear:
+        """What alone reads the input."""
+        return self.inputs
+
+    def __call__(self, x: Tensor | CodedRows, batch: ForwardBatch) -> Tensor:
         """Write the new tokens' rows into their pages, then attend.
 
         Shapes: x [T, hidden] -> [T, hidden]

@@ -9,6 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.kernels.registry import CodedInput
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """An input that the op before wrote as codes, for one Linear alone."""
+
+    codes: Any
+    shape: tuple[int, int]  # [M, K], as the numbers would have
+
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
@@ -16,6 +26,7 @@ class LinearPart:
     packed: Any  # what the implementation's pack made of the weight
     bias: Tensor | None
     order: Tensor | None = None  # [K] int64: the inputs in the order that the weight's columns are stored in
+    codes: CodedInput | None = None  # how the kernel takes inputs that are codes already
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.run(x if self.order is None else x.index_select(1, self.order), self.packed, self.bias)
@@ -30,10 +41,22 @@ class Linear:
         self.parts = tuple(parts)
         self.out_features = out_features
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | CodedRows) -> Tensor:
+        if isinstance(x, CodedRows):
+            part = self.parts[0]
+            assert part.codes is not None
+            out: Tensor = part.codes.run(x.codes, part.packed, part.bias)
+            return out
         if len(self.parts) == 1:
             return self.parts[0](x)
         return torch.cat([part(x) for part in self.parts], dim=-1)
+
+    def coding_part(self, rows: int) -> LinearPart | None:
+        """The one part, where its kernel would have so many rows as codes from the op before."""
+        part = self.parts[0] if len(self.parts) == 1 else None
+        if part is None or part.codes is None or part.order is not None:
+            return None
+        return part if part.codes.wants(rows, part.packed) else None
 
 
 Observer = Callable[[list[str], int, Tensor], None]  # roles of the matrices, layer, their input [M, K]
@@ -48,6 +71,11 @@ class WatchedLinear(Linear):
         super().__init__(list(linear.parts), linear.out_features)
         self._observer, self._roles, self._layer = observer, roles, layer
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | CodedRows) -> Tensor:
+        assert isinstance(x, Tensor)
         self._observer(self._roles, self._layer, x)
         return super().__call__(x)
+
+    def coding_part(self, rows: int) -> LinearPart | None:
+        """None: who watches wants to see numbers."""
+        return None

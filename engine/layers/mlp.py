@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.layers.linear import Linear
+from engine.layers.coded_input import gate_into
+from engine.layers.linear import CodedRows, Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,13 @@ class GatedMlp:
     gate: Callable[[Tensor], Tensor]  # the gate's function of one half times the other
     gate_up: Linear  # the gate's columns first
     down: Linear
+    activation: str  # the gate's function by name
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def entry(self) -> Linear:
+        """What alone reads the input."""
+        return self.gate_up
+
+    def __call__(self, x: Tensor | CodedRows) -> Tensor:
         """Shapes: x [T, hidden] -> [T, hidden]"""
-        return self.down(self.gate(self.gate_up(x)))
+        return self.down(gate_into(self.gate, self.activation, self.down, self.gate_up(x)))

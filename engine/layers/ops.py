@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import registry
-from engine.kernels.registry import Implementation, OpQuery
+from engine.kernels.registry import CodedInput, Implementation, OpQuery
 from engine.layers.embedding import Embedding
 from engine.layers.experts import ExpertKernels
 from engine.layers.linear import Linear, LinearPart
@@ -56,7 +56,8 @@ class Ops:
             if isinstance(stacked, CodedTensor) and stacked.columns is not None:
                 order, stacked = stacked.columns.to(torch.int64), replace(stacked, columns=None)
             bias = _stack_biases(biases[first:end], weights[first:end])
-            parts.append(LinearPart(impl.run, _pack(impl, stacked), bias, order))
+            codes = impl.codes if isinstance(impl.codes, CodedInput) else None
+            parts.append(LinearPart(impl.run, _pack(impl, stacked), bias, order, codes))
             first = end
         return Linear(parts, sum(w.shape[0] for w in weights))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.batch import ForwardBatch
 from engine.kernels.registry import OpQuery
 from engine.layers.attention import Attention
+from engine.layers.coded_input import add_norm_into, norm_into
 from engine.layers.experts import ExpertsMlp
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.mlp import GatedMlp
@@ -133,17 +134,20 @@ class Decoder:
     def _through_layers(self, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Shapes: residual [T, hidden] -> what the last layer adds, and what it adds it to, both [T, hidden]"""
         ops, eps, scale = self.ops, self.spec.norm_eps, self.residual_scale
-        x = ops.rms_norm(residual, self.layers[0].attn_norm, eps)
+        x = residual
         for index, layer in enumerate(self.layers):
+            entry = layer.attention.entry
             if index:
-                x, residual = ops.add_rms_norm(x, residual, layer.attn_norm, eps)
-            x = layer.attention(x, batch)
+                normed, residual = add_norm_into(ops.add_rms_norm, entry, x, residual, layer.attn_norm, eps)
+            else:
+                normed = norm_into(ops.rms_norm, entry, x, layer.attn_norm, eps)
+            x = layer.attention(normed, batch)
             if layer.attn_post_norm is not None:
                 x = ops.rms_norm(x, layer.attn_post_norm, eps)
             if scale != 1.0:
                 x = x * scale
-            x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.mlp(x)
+            normed, residual = add_norm_into(ops.add_rms_norm, layer.mlp.entry, x, residual, layer.mlp_norm, eps)
+            x = layer.mlp(normed)
             if layer.mlp_post_norm is not None:
                 x = ops.rms_norm(x, layer.mlp_post_norm, eps)
             if scale != 1.0:

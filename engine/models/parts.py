@@ -97,7 +97,8 @@ class Parts:
         if spec.kind is MlpKind.EXPERTS:
             return self._experts(layer)
         roles = ["mlp_gate_up"] if self.family.fused_gate_up else ["mlp_gate", "mlp_up"]
-        return GatedMlp(self.ops.gate(spec.activation), self.projection(roles, i), self.projection(["mlp_down"], i))
+        gate_up, down = self.projection(roles, i), self.projection(["mlp_down"], i)
+        return GatedMlp(self.ops.gate(spec.activation), gate_up, down, spec.activation)
 
     def _experts(self, layer: LayerSpec) -> ExpertsMlp:
         i, spec = layer.index, layer.mlp
@@ -106,7 +107,8 @@ class Parts:
         shared = None
         if spec.shared_intermediate_size:
             inputs = self.projection(["shared_gate", "shared_up"], i)
-            shared = GatedMlp(self.ops.gate(spec.activation), inputs, self.projection(["shared_down"], i))
+            down_shared = self.projection(["shared_down"], i)
+            shared = GatedMlp(self.ops.gate(spec.activation), inputs, down_shared, spec.activation)
         return ExpertsMlp(
             spec=spec,
             router=self._watched_router(layer),
