@@ -17,6 +17,7 @@ from engine.kernels.triton.attention_bytes import _decode_bytes_kernel
 from engine.kernels.triton.attention_decode import _decode_kernel, _merge_kernel
 from engine.kernels.triton.attention_prefill import SEARCH_STEPS, _prefill_kernel
 from engine.kernels.triton.cached_bytes import PLAIN, code_of
+from engine.kernels.triton.chained import chains, launch
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
 
 MAX_SPLITS = 32
@@ -124,16 +125,20 @@ def _decode(work: _Work, *, mixed: bool) -> None:
     forms = (page, work.window_tokens or 0, work.softcap or 0.0, work.sinks is not None, splits, mixed)
     block_m = max(tile.block_m, triton.next_power_of_2(repeat))
     grid = (sequences, groups, splits)
-    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    chained = chains(q.device)
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **launch(q.device)}
     if code == PLAIN:
-        _decode_kernel[grid](*inputs, repeat, block_m, tile.block_n, dim, block_d, *forms, **launch)
+        _decode_kernel[grid](*inputs, repeat, block_m, tile.block_n, dim, block_d, *forms, chained, **options)
     else:
         pairs = max(16, block_d // 2)
-        kinds = (code, work.multiplied, speaks_ptx(q.device))
-        _decode_bytes_kernel[grid](*inputs, repeat, block_m, tile.block_n, dim, pairs, *forms, *kinds, **launch)
+        kinds = (code, work.multiplied, speaks_ptx(q.device), chained)
+        _decode_bytes_kernel[grid](*inputs, repeat, block_m, tile.block_n, dim, pairs, *forms, *kinds, **options)
     if splits > 1:
         grid = (sequences * num_heads, 1, 1)
-        _merge_kernel[grid](partial, stats, out, work.query_starts, num_heads, dim, block_d, splits, mixed, num_warps=2)
+        _merge_kernel[grid](
+            partial, stats, out, work.query_starts, num_heads, dim, block_d, splits, mixed, chained,
+            num_warps=2, **launch(q.device),
+        )  # fmt: skip
 
 
 def num_splits(programs: int, longest_tokens: int, wanted: int = PROGRAMS_WANTED) -> int:

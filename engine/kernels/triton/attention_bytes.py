@@ -13,6 +13,7 @@ import triton.language as tl
 from engine.kernels.triton.attention_decode import _row_of
 from engine.kernels.triton.attention_prefill import _base2
 from engine.kernels.triton.cached_bytes import _bias, _halves, _limit, _scales_at
+from engine.kernels.triton.chained import let_next_start, wait_for_last
 
 
 @triton.jit
@@ -22,9 +23,12 @@ def _decode_bytes_kernel(
     num_heads, scale,
     REPEAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_P: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    MIXED: tl.constexpr, CODE: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr,
+    MIXED: tl.constexpr, CODE: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_P: pairs of a head, up to the next power of two. Strides of the view are in bytes"""
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention_prefill import _base2
+from engine.kernels.triton.chained import let_next_start, wait_for_last
 
 
 @triton.jit
@@ -29,8 +30,11 @@ def _decode_kernel(
     num_heads, scale,
     REPEAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    MIXED: tl.constexpr,
+    MIXED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -94,8 +98,11 @@ def _decode_kernel(
 @triton.jit
 def _merge_kernel(
     partial, partial_stats, out, query_starts, num_heads,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     head = tl.program_id(0).to(tl.int64)
     row = _row_of(query_starts, head // num_heads, MIXED)
     if row < 0:

@@ -6,11 +6,18 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+
 BLOCK = 4096
 
 
 @triton.jit
-def _part_kernel(logits, best, place, lowest, width, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _part_kernel(
+    logits, best, place, lowest, width, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -26,7 +33,10 @@ def _part_kernel(logits, best, place, lowest, width, PARTS: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def _whole_kernel(best, place, lowest, out, parts, PARTS: tl.constexpr):
+def _whole_kernel(best, place, lowest, out, parts, PARTS: tl.constexpr, CHAINED: tl.constexpr):
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     row = tl.program_id(0)
     lanes = tl.arange(0, PARTS)
     mask = lanes < parts
@@ -50,6 +60,9 @@ def pick_greedy(logits: torch.Tensor) -> torch.Tensor:
     place = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:
-        _part_kernel[(rows, parts)](logits, best, place, lowest, width, parts, BLOCK, num_warps=8)
-        _whole_kernel[(rows,)](best, place, lowest, out, parts, triton.next_power_of_2(parts), num_warps=1)
+        chained, options = chains(logits.device), launch(logits.device)
+        _part_kernel[(rows, parts)](logits, best, place, lowest, width, parts, BLOCK, chained, num_warps=8, **options)
+        _whole_kernel[(rows,)](
+            best, place, lowest, out, parts, triton.next_power_of_2(parts), chained, num_warps=1, **options
+        )
     return out

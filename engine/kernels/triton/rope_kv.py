@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.cached_bytes import PLAIN, code_of
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.turned_heads import _turned
 from engine.kernels.triton.write_bytes import HEADS_EACH, MANY_TOKENS, write_bytes
 
@@ -59,9 +60,12 @@ def _rope_kv_write_kernel(
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     page_stride, plane_stride, head_stride,
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr, NORMED: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr, NORMED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A program rotates HEADS heads in place, a key's into its page too, or copies value heads there."""
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (NUM_Q + HEADS - 1) // HEADS
@@ -138,8 +142,8 @@ def rope_kv_write(
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             view.stride(0), view.stride(1), view.stride(2),
             heads, groups, dim, triton.next_power_of_2(dim), half, triton.next_power_of_2(half), each,
-            q_norm is not None,
-            num_warps=1 if each == 1 else 4,
+            q_norm is not None, chains(q.device),
+            num_warps=1 if each == 1 else 4, **launch(q.device),
         )  # fmt: skip
 
 
