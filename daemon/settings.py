@@ -112,6 +112,12 @@ class WorkerSettings(Section):
     memory_max_bytes: int = Field(
         default=0, ge=0, description="With cgroups, the most host memory of one worker; 0 sets no limit."
     )
+    packed_bytes: int = Field(
+        default=32 << 30,
+        ge=0,
+        description="Most bytes of weights kept packed for the CPU's kernels, in state_dir, so that a worker's next "
+        "start maps them; 0 keeps none.",
+    )
     log_bytes: int = Field(
         default=4 << 20, ge=4096, description="Bytes kept of a worker's log, and as many of the start before."
     )
@@ -259,6 +265,11 @@ class Settings(Section):
     def kernels_dir(self) -> Path:
         """Kernels that workers compiled, for the next start."""
         return self.state_dir / "kernels"
+
+    @property
+    def packed_dir(self) -> Path:
+        """Weights as the CPU's kernels read them, for the next start."""
+        return self.state_dir / "packed"
 
     def source_of(self, key: str) -> Source:
         return self._sources.get(key, Source.DEFAULT)

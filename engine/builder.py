@@ -22,6 +22,7 @@ from engine.messages import WorkerConfig
 from engine.models import load_model
 from engine.models.adapters import AdapterBank
 from engine.models.encoder import load_encoder
+from engine.models.packed_store import PackedStore
 from engine.quantize.on_load import rounding_of
 from engine.runner.runner import ForwardModel
 from engine.spec import read_spec
@@ -79,6 +80,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     notes += rounding_notes
     bank = _bank(config, spec)
     began = time.perf_counter()
+    packed = _packed(config, spec, device, dtype)
     model = load_model(
         spec,
         device.torch_device,
@@ -90,6 +92,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         capabilities=device.capabilities.names(),
         rounding=rounding,
         adapters=bank,
+        packed=packed,
     )
     read_s = time.perf_counter() - began
     if _has_own_threads(model.kernels):
@@ -148,6 +151,14 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         spec.weight_bytes,
         read_s,
     )
+
+
+def _packed(config: WorkerConfig, spec: ModelSpec, device: Device, dtype: torch.dtype) -> PackedStore | None:
+    """Where the model's packed weights are kept between starts, if the CPU's kernels take them as stored."""
+    kept = bool(config.packed_dir) and config.packed_bytes > 0 and config.weights == "stored"
+    if not kept or device.torch_device.type != "cpu" or cpu_library.absent_reason() is not None:
+        return None
+    return PackedStore(Path(config.packed_dir), config.packed_bytes, config.model_path, spec, str(dtype))
 
 
 def _bank(config: WorkerConfig, spec: ModelSpec) -> AdapterBank | None:

@@ -292,6 +292,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     adapters: tuple[AdapterSource, ...] = ()
     draft_model_path: str = ""  # a small model of the same tokens that guesses; "": none
     swap_bytes: int = 0  # host memory for the pages of preempted requests; 0: they are computed again
+    packed_dir: str = ""  # a folder that keeps weights packed for the CPU's kernels for the next start; "": none does
+    packed_bytes: int = 0  # at most so many in it
 
 
 command_encoder = msgspec.msgpack.Encoder()

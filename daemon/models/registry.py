@@ -30,6 +30,7 @@ from engine.errors import Conflict, InvalidParameter, ModelNotFound, StoreError
 from engine.spec import read_spec
 from engine.spec.adapter_spec import is_adapter, read_adapter
 from engine.spec.model_spec import CheckpointFormat, ModelSpec
+from engine.spec.packed_names import packed_files_of
 
 _PARTIAL = ".partial"
 
@@ -51,6 +52,7 @@ class ModelRegistry:
     def __init__(self, store: Store, settings: Settings, events: EventLog) -> None:
         self._store = store
         self._folder = settings.models_dir
+        self._packed_dir = settings.packed_dir
         self._events = events
         self._busy: set[str] = set()
         self._busy_lock = threading.Lock()
@@ -182,6 +184,8 @@ class ModelRegistry:
                     f"`bayard models delete {name} --unload` takes it out of use first.",
                 )
             self._store.write_sync(lambda session: session.execute(delete(Model).where(Model.name == name)) and None)
+            for packed in packed_files_of(record.path, self._packed_dir):
+                packed.unlink(missing_ok=True)
             if not record.linked:
                 self._remove_copy(name)
         self._events.publish("model", name, record.state.value, None, "deleted by an operator")

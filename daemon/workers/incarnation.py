@@ -52,6 +52,7 @@ class Launch:
     spawner: Spawner
     make_client: Callable[[str], EngineClient]
     cgroups: CgroupTree | None = None
+    packed_dir: Path | None = None  # where CPU workers keep packed weights for their next start
 
 
 class Incarnation:
@@ -62,6 +63,10 @@ class Incarnation:
         self._settings = settings
         socket_path = launch.run_dir / f"{serial}.ipc"
         self.config = msgspec.structs.replace(template, endpoint=f"ipc://{socket_path}")
+        if launch.packed_dir is not None and settings.packed_bytes and template.device == "cpu":
+            self.config = msgspec.structs.replace(
+                self.config, packed_dir=str(launch.packed_dir), packed_bytes=settings.packed_bytes
+            )
         self.config_path = launch.run_dir / f"{serial}.json"
         self._socket_path = socket_path
         self.log_path = log_path(launch.logs_dir, template.worker_id)

@@ -65,7 +65,14 @@ class Supervisor:
         if settings.workers.cgroups:
             cgroups = CgroupTree.take_over(settings.workers.memory_max_bytes or None)
         self._launch = Launch(
-            tuple(command), env or {}, settings.run_dir, settings.logs_dir, spawner, make_client, cgroups
+            tuple(command),
+            env or {},
+            settings.run_dir,
+            settings.logs_dir,
+            spawner,
+            make_client,
+            cgroups,
+            settings.packed_dir,
         )
         self._events = events
         self._traffic = traffic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +55,25 @@ class Ops:
             order = None
             if isinstance(stacked, CodedTensor) and stacked.columns is not None:
                 order, stacked = stacked.columns.to(torch.int64), replace(stacked, columns=None)
-            bias = _stack_biases(biases[first:end], weights[first:end])
+            bias = _stack_biases(biases[first:end], [weight.shape[0] for weight in weights[first:end]])
             codes = impl.codes if isinstance(impl.codes, CodedInput) else None
             parts.append(LinearPart(impl.run, _pack(impl, stacked), bias, order, codes))
             first = end
         return Linear(parts, sum(w.shape[0] for w in weights))
+
+    def linear_of_packed(self, packed: Sequence[Any], biases: list[Tensor | None], widths: Sequence[int]) -> Linear:
+        """A projection whose parts were packed at an earlier start. biases and widths: of the matrices in them."""
+        parts: list[LinearPart] = []
+        first = 0
+        for form in packed:
+            end, rows = first, 0
+            while rows < form.shape[0]:
+                rows += widths[end]
+                end += 1
+            impl = self._chosen("linear", f"linear {form.kind}", replace(self.query, weight_kind=form.kind))
+            parts.append(LinearPart(impl.run, form, _stack_biases(biases[first:end], widths[first:end])))
+            first = end
+        return Linear(parts, sum(widths))
 
     def embedding(self, weight: Weight) -> Embedding:
         impl = self._for_weight("embedding", weight)
@@ -73,16 +87,18 @@ class Ops:
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertKernels:
         gate_up, down = self._in_input_order(gate_up), self._in_input_order(down)
         kinds = kind_of(gate_up.weight), kind_of(down.weight)
-        query = replace(
-            self.query,
-            weight_kind=kinds[0],
-            down_kind=kinds[1],
-            num_experts=gate_up.num_experts,
-            gate=activation,
-        )
-        impl = self._chosen("experts", f"experts {'+'.join(dict.fromkeys(kinds))}", query)
+        impl = self._for_experts(kinds, gate_up.num_experts, activation)
         assert impl.pack is not None
         return ExpertKernels(self._plain("route"), impl.run, impl.pack(gate_up), impl.pack(down))
+
+    def experts_of_packed(self, kinds: tuple[str, str], gate_up: Any, down: Any, activation: str) -> ExpertKernels:
+        """Experts whose matrices were packed before."""
+        impl = self._for_experts(kinds, gate_up.num_experts, activation)
+        return ExpertKernels(self._plain("route"), impl.run, gate_up, down)
+
+    def _for_experts(self, kinds: tuple[str, str], count: int, activation: str) -> Implementation:
+        query = replace(self.query, weight_kind=kinds[0], down_kind=kinds[1], num_experts=count, gate=activation)
+        return self._chosen("experts", f"experts {'+'.join(dict.fromkeys(kinds))}", query)
 
     def _in_input_order(self, stack: ExpertStack) -> ExpertStack:
         """Experts whose columns have an order of their own are decoded: their kernels read one input for all."""
@@ -160,9 +176,8 @@ def _pack(impl: Implementation, weight: Weight) -> Any:
     return weight if impl.pack is None else impl.pack(weight)
 
 
-def _stack_biases(biases: list[Tensor | None], weights: list[Weight]) -> Tensor | None:
+def _stack_biases(biases: list[Tensor | None], widths: Sequence[int]) -> Tensor | None:
     present = [b for b in biases if b is not None]
     if not present:
         return None
-    rows = [b if b is not None else present[0].new_zeros(w.shape[0]) for b, w in zip(biases, weights, strict=True)]
-    return torch.cat(rows)
+    return torch.cat([b if b is not None else present[0].new_zeros(w) for b, w in zip(biases, widths, strict=True)])

@@ -23,6 +23,7 @@ from engine.spec.tensor_table import Role, expected_tensors, tensor_table
 
 if TYPE_CHECKING:
     from engine.models.adapters import AdapterBank
+    from engine.models.packed_store import PackedStore
 
 PLAIN_DTYPES = {
     "F32": torch.float32,
@@ -47,6 +48,7 @@ class MappedCheckpoint:
     rounding: Rounding | None = None  # what Parts makes of the matrices it takes
     device = torch.device("cpu")  # where the parts of quantised matrices are put together
 
+    packed: PackedStore | None = None  # matrices that were packed at an earlier start
     adapters: AdapterBank | None = None  # what is added to projections as they are made
 
     def __init__(self, spec: ModelSpec, progress: Progress) -> None:
@@ -97,6 +99,12 @@ class MappedCheckpoint:
         stored = self.matrix(name, layer)
         assert isinstance(stored, Tensor)
         return stored.to(device=device, dtype=dtype, copy=True)
+
+    def passed(self, names: list[str], layer: int | None) -> None:
+        """Weights that need not be read count as done: those of the roles, of their experts and of their parts."""
+        for (role, where), info in self.table.items():
+            if where == layer and role.partition(PART)[0].partition(".")[0] in names:
+                self.done_bytes += info.size_bytes
 
     def release(self) -> None:
         """Let go of the pages read since the last call and report progress; views stay valid and read them again."""

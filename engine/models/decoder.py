@@ -72,6 +72,10 @@ class Decoder:
         self.adapters = checkpoint.adapters
         if self.adapters is not None:
             self.adapters.check_all_used()
+        if checkpoint.packed is not None:
+            self.ops.held |= checkpoint.packed.held
+            checkpoint.packed.finish(self.ops.held)
+            self.ops.kernels["packed weights"] = checkpoint.packed.told
         self.kernels = self.ops.kernels
         self.replayable = spec.generates and not self.ops.asks_device
         self.notes = self.ops.notes()

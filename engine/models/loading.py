@@ -17,6 +17,7 @@ from engine.models.checkpoint import Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.gpt_oss import GptOssDecoder
 from engine.models.latent_parts import LatentDecoder
+from engine.models.packed_store import PackedStore
 from engine.models.post_norm_decoder import PostNormDecoder
 from engine.models.rounding import Rounding
 from engine.spec.model_spec import ModelSpec
@@ -71,6 +72,7 @@ def load_model(
     capabilities: frozenset[str] = frozenset(),
     rounding: Rounding | None = None,
     adapters: AdapterBank | None = None,
+    packed: PackedStore | None = None,
 ) -> Model:
     """Load a checkpoint's weights onto a device, packed for the kernels that will run it.
 
@@ -78,6 +80,7 @@ def load_model(
 
     activation: "exact", or "int8" where a kernel may quantise activations
     adapters: what is added to projections for rows that ask for it
+    packed: where packed weights of the last start are, and where this one's are kept
     rounding: what matrices are made into; None: they stay as stored
     Blocks: for as long as the disk takes
     Raises: UnsupportedFormat, ConfigError
@@ -90,6 +93,7 @@ def load_model(
     checkpoint = MappedCheckpoint(spec, progress)
     checkpoint.rounding, checkpoint.device = rounding, device
     checkpoint.adapters = adapters
+    checkpoint.packed = packed
     context = max_context_tokens or spec.max_context_tokens
     return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
 

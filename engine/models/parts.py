@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.kernels import registry
 from engine.layers.attention import Attention
 from engine.layers.embedding import Embedding
-from engine.layers.experts import ExpertsMlp
+from engine.layers.experts import ExpertKernels, ExpertsMlp
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear, Observer, WatchedLinear
 from engine.layers.mlp import GatedMlp
@@ -31,11 +31,15 @@ from engine.layers.weight import (
     together,
 )
 from engine.models.checkpoint import MappedCheckpoint
+from engine.models.packed_store import PackedStore
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.host_blocks import as_blocks
 from engine.spec.families import family_of
 from engine.spec.model_spec import CheckpointFormat, LayerSpec, MlpKind, ModelSpec, RopeSpec
+
+# Roles of routed experts' matrices, in one stack or another.
+EXPERTS = ["experts_gate", "experts_up", "experts_down", "experts_gate_up", "experts_down_stack"]
 
 
 class Parts:
@@ -68,8 +72,19 @@ class Parts:
 
     def embedding_and_head(self) -> tuple[Embedding, Linear]:
         embed = self.matrix("embed")
-        head = embed if self.spec.tie_embeddings or not self.spec.generates else self.matrix("lm_head")
-        return self.ops.embedding(embed), self.ops.linear([head], [None]) if self.spec.generates else Linear([], 0)
+        table = self.ops.embedding(embed)
+        if not self.spec.generates:
+            return table, Linear([], 0)
+        tied = self.spec.tie_embeddings
+        kept = None if self._packed is None else self._packed.take("head")
+        if kept is not None:
+            if not tied:
+                self.checkpoint.passed(["lm_head"], None)
+            return table, self.ops.linear_of_packed(kept[0], [None], kept[1])
+        head = embed if tied else self.matrix("lm_head")
+        linear = self.ops.linear([head], [None])
+        self._keep("head", [part.packed for part in linear.parts], [head.shape[0]])
+        return table, linear
 
     def attention(self, layer: LayerSpec) -> Attention | LatentAttention:
         i, spec = layer.index, layer.attention
@@ -102,7 +117,6 @@ class Parts:
 
     def _experts(self, layer: LayerSpec) -> ExpertsMlp:
         i, spec = layer.index, layer.mlp
-        gate_up, down = self.expert_stacks(layer)
         biases = self.expert_biases(layer) if spec.bias else (None, None)
         shared = None
         if spec.shared_intermediate_size:
@@ -112,12 +126,23 @@ class Parts:
         return ExpertsMlp(
             spec=spec,
             router=self._watched_router(layer),
-            kernels=self.ops.experts(gate_up, down, spec.activation),
+            kernels=self._expert_kernels(layer),
             correction=self.vector("router_correction", i) if spec.router_correction else None,
             gate_up_bias=biases[0],
             down_bias=biases[1],
             shared=shared,
         )
+
+    def _expert_kernels(self, layer: LayerSpec) -> ExpertKernels:
+        key, activation = f"{layer.index}/experts", layer.mlp.activation
+        kept = None if self._packed is None else self._packed.take(key)
+        if kept is not None:
+            gate_up, down = kept[0]
+            self.checkpoint.passed(EXPERTS, layer.index)
+            return self.ops.experts_of_packed((gate_up.kind, down.kind), gate_up, down, activation)
+        kernels = self.ops.experts(*self.expert_stacks(layer), activation)
+        self._keep(key, [kernels.gate_up, kernels.down], [])
+        return kernels
 
     def _watched_router(self, layer: LayerSpec) -> Callable[[Tensor], Tensor]:
         """The router; its input is the experts', whose own are not seen: each expert gets other rows."""
@@ -168,23 +193,48 @@ class Parts:
 
     def projection(self, roles: list[str], layer: int, orders: Sequence[Tensor | None] = ()) -> Linear:
         """The matrices of some roles side by side. orders: of rows where the rotation pairs neighbours as stored"""
-        weights = [self.matrix(role, layer) for role in roles]
         biases = [
             self.vector(f"{role}_bias", layer, self.dtype) if (f"{role}_bias", layer) in self.checkpoint else None
             for role in roles
         ]
-        for index, order in enumerate(orders if self._interleaved else ()):
-            if order is not None:
-                rows = order.to(self.device)
-                weights[index] = take_rows(weights[index], rows)
-                bias = biases[index]
-                biases[index] = None if bias is None else bias[rows]
-        widths = [weight.shape[0] for weight in weights]
-        linear = self.ops.linear(weights, biases)
+        stored_orders = list(orders) if self._interleaved else []
+        for index, order in enumerate(stored_orders):
+            bias = biases[index]
+            if order is not None and bias is not None:
+                biases[index] = bias[order.to(self.device)]
+        linear, widths = self._linear(roles, layer, stored_orders, biases)
         if self.checkpoint.adapters is not None:
             turned = orders if self.family.hf_interleaved else ()  # adapters are always stored as folders are
             linear = self.checkpoint.adapters.adapted(linear, roles, layer, widths, turned, self.device, self.dtype)
         return linear if self.observer is None else WatchedLinear(linear, self.observer, roles, layer)
+
+    def _linear(
+        self, roles: list[str], layer: int, orders: Sequence[Tensor | None], biases: list[Tensor | None]
+    ) -> tuple[Linear, list[int]]:
+        """And the outputs of each role; from what an earlier start packed, where that is kept."""
+        key = f"{layer}/{'+'.join(roles)}"
+        kept = None if self._packed is None else self._packed.take(key)
+        if kept is not None:
+            self.checkpoint.passed(roles, layer)
+            return self.ops.linear_of_packed(kept[0], biases, kept[1]), list(kept[1])
+        weights = [self.matrix(role, layer) for role in roles]
+        for index, order in enumerate(orders):
+            if order is not None:
+                weights[index] = take_rows(weights[index], order.to(self.device))
+        widths = [weight.shape[0] for weight in weights]
+        linear = self.ops.linear(weights, biases)
+        if all(part.order is None for part in linear.parts):
+            self._keep(key, [part.packed for part in linear.parts], widths)
+        return linear, widths
+
+    @property
+    def _packed(self) -> PackedStore | None:
+        """What an earlier start packed; not where a model is run to learn from it, whose kernels are others."""
+        return self.checkpoint.packed if self.observer is None else None
+
+    def _keep(self, key: str, parts: Sequence[object], widths: Sequence[int]) -> None:
+        if self._packed is not None:
+            self._packed.put(key, parts, widths)
 
     def matrix(self, role: str, layer: int | None = None) -> Weight:
         """A weight on its device: quantised as stored or rounded as asked, plain no wider than the activations."""

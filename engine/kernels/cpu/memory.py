@@ -43,6 +43,30 @@ def ask_for_huge_pages(mapped: mmap.mmap) -> None:
         return
 
 
+def huge_pages_are_to_be_had(setting: str = "/sys/kernel/mm/transparent_hugepage/enabled") -> bool:
+    """Whether plain memory comes in huge pages when asked for."""
+    try:
+        with open(setting) as file:
+            return "[never]" not in file.read()
+    except OSError:
+        return False
+
+
+def in_huge_pages(address: int, smaps: str = "/proc/self/smaps") -> bool:
+    """Whether most of the mapping that begins at an address is in memory, and there in huge pages."""
+    sizes: dict[str, int] = {}
+    with open(smaps) as lines:
+        inside = False
+        for line in lines:
+            name, _, rest = line.partition(" ")
+            if "-" in name:
+                inside = int(name.partition("-")[0], 16) == address
+            elif inside:
+                sizes[name] = int(rest.split()[0]) if rest.endswith("kB\n") else 0
+    huge = sizes.get("AnonHugePages:", 0) + sizes.get("ShmemPmdMapped:", 0) + sizes.get("FilePmdMapped:", 0)
+    return 2 * huge > sizes.get("Size:", 0) > 0
+
+
 def _mapped(num_bytes: int) -> mmap.mmap:
     mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     ask_for_huge_pages(mapped)

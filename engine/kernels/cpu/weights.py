@@ -38,6 +38,17 @@ class PackedWeight:
     def num_bytes(self) -> int:
         return self.data.numel()
 
+    @classmethod
+    def over(cls, kind: str, shape: tuple[int, int], data: Tensor) -> PackedWeight:
+        """Bytes that are packed already. Raises: UnsupportedFormat if they are not as many as such a matrix has."""
+        if data.numel() != packed_bytes(kind, *shape):
+            raise UnsupportedFormat(
+                f"{data.numel():,} bytes are no packed {kind} matrix of {shape[0]} x {shape[1]}; "
+                f"that has {packed_bytes(kind, *shape):,}."
+            )
+        struct = abi.Weight(packed=data.data_ptr(), n=shape[0], k=shape[1], kind=abi.KINDS.index(kind))
+        return cls(kind, shape, data, struct)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTable:
@@ -78,8 +89,7 @@ def pack(weight: QuantTensor | Tensor) -> PackedWeight:
     packed = huge_memory(packed_bytes(kind, rows, columns))
     code = load().bayard_pack(number, data.data_ptr(), stride_bytes, rows, columns, packed.data_ptr())
     check(code, f"packing {kind} {rows} x {columns}")
-    struct = abi.Weight(packed=packed.data_ptr(), n=rows, k=columns, kind=number)
-    return PackedWeight(kind, (rows, columns), packed, struct)
+    return PackedWeight.over(kind, (rows, columns), packed)
 
 
 def keep_rows(weight: QuantTensor | Tensor) -> RowTable:

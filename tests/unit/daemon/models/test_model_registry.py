@@ -16,6 +16,7 @@ from daemon.models.record import ImportProgress, ModelState
 from daemon.models.registry import ModelRegistry
 from daemon.settings import Settings
 from engine.errors import Conflict, InvalidParameter, ModelNotFound, NotFound, StoreError, UnsupportedFormat
+from engine.spec.packed_names import packed_name
 
 
 def leftovers(settings: Settings) -> list[Path]:
@@ -273,3 +274,16 @@ def test_unknown_model_names_the_nearest(registry: ModelRegistry, tiny_gguf: Pat
     registry.import_model(tiny_gguf, "smollm2")
     with pytest.raises(ModelNotFound, match="Did you mean smollm2"):
         registry.get("smolm2")
+
+
+def test_delete_takes_the_packed_weights_along_and_no_others(
+    registry: ModelRegistry, tiny_gguf: Path, settings: Settings
+) -> None:
+    record = registry.import_model(tiny_gguf, "tiny")
+    settings.packed_dir.mkdir()
+    own, other = (settings.packed_dir / packed_name(path, {"a": 1}) for path in (record.path, "/another.gguf"))
+    for path in (own, other):
+        path.write_bytes(b"packed")
+    registry.delete("tiny")
+    assert not own.exists()
+    assert other.exists()

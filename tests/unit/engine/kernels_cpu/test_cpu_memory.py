@@ -28,7 +28,7 @@ def test_pieces_are_aligned_and_do_not_overlap() -> None:
 
 def test_chunk_goes_with_the_last_piece_of_it() -> None:
     first, second = huge_memory(10), huge_memory(10)
-    chunk = weakref.ref(memory._chunk)  # type: ignore[arg-type]
+    chunk = weakref.ref(memory._chunk)
     huge_memory(CHUNK_BYTES - 64)  # begins another chunk
     del first
     gc.collect()
