@@ -24,6 +24,7 @@ from daemon.servers import Grpc, HttpServer
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.store.lock import StateLock
+from daemon.store.pending_restore import do_pending, tell_restored
 from daemon.store.retention import forgetting
 from daemon.store.session import Store
 from daemon.telemetry.metrics import Metrics
@@ -93,9 +94,12 @@ class Appliance:
             self._stops.append(("lock", self._lock.release))
             self._spawner = Spawner()
             self._stops.append(("spawner", self._spawner.close))
+            restored = do_pending(settings)
             self.store = Store.open(settings)
             self._stops.append(("store", self.store.close))
             self.events = EventLog(self.store)
+            if restored is not None:
+                tell_restored(self.store, self.events, restored)
             self._stops.append(("events", self.events.close))
         except BaseException:
             self.abandon()
@@ -298,6 +302,7 @@ class Appliance:
         self.aliases = parts.aliases
         self.router.views = self.supervisor.views
         self.router.ask = self.controller.on_demand.ask
+        self.router.resting = self.controller.is_unwanted
         self.metrics.views = self.supervisor.views
         self.metrics.accelerators = lambda: self.machine.last.accelerators if self.machine.last else ()
         self.metrics.refused_guesses = lambda: self.tenants.brake.refusals

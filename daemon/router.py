@@ -49,6 +49,7 @@ class Router:
         self.views: Callable[[], list[WorkerView]] = list
         self.imported: Callable[[], Collection[str]] = tuple
         self.ask: Callable[[str], bool] = lambda model: False  # begin to load what is loaded on demand
+        self.resting: Callable[[str], bool] = lambda model: False  # whether its workers sleep for want of a plan
         self.aliases: Callable[[], Mapping[str, str]] = dict  # the model that each other name means
 
     def models(self) -> list[str]:
@@ -67,6 +68,9 @@ class Router:
             return replicas[0] if len(replicas) == 1 else min(replicas, key=lambda replica: replica.client.inflight)
         asked = self.ask(model)
         views = [view for view in self.views() if model in (view.model, *(a.name for a in view.config.adapters))]
+        sleeping = bool(views) and all(view.state is WorkerState.SLEEPING for view in views)
+        if sleeping and (asked or self.resting(model)):
+            views = []
         if views:
             raise _not_ready(model, views)
         if asked:
@@ -152,7 +156,7 @@ def _not_ready(model: str, views: list[WorkerView]) -> NotReady:
             f"An operator can look at `bayard status` and restart worker {view.name}.",
             retry_after_s=60.0,
         )
-    if view.state is WorkerState.SLEEPING:
+    if view.state is WorkerState.SLEEPING and view.pid is None:
         return NotReady(
             f"the model {model!r} is not ready: its worker was put to sleep ({view.reason}).",
             f"An operator can wake worker {view.name}: `bayard workers wake {view.name}`.",
@@ -171,6 +175,7 @@ _PAUSES = {
     WorkerState.BACKOFF: "its worker was lost and is about to be started again",
     WorkerState.DRAINING: "its worker finishes what runs before it ends",
     WorkerState.STOPPING: "its worker is ending",
+    WorkerState.SLEEPING: "its worker makes room for another, which is coming",
 }
 
 

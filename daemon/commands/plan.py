@@ -295,7 +295,7 @@ def _activate_offline(reach: Reach, name: str, for_s: float | None, reason: str)
     import getpass
 
     from daemon.store.base import utc_now
-    from daemon.strategy.controller import activate as put_in_force
+    from daemon.strategy.activation import activate as put_in_force
     from daemon.strategy.schedule import plan_at
 
     parts = reach.parts()

@@ -18,9 +18,13 @@ from daemon.events import EventLog
 from daemon.planning.profile import Profile
 from daemon.planning.worker_config import same_shape, worker_config
 from daemon.store.base import utc_now
+from daemon.strategy.activation import activate
+from daemon.strategy.aside import Aside
+from daemon.strategy.leaving import Leaving
 from daemon.strategy.load_controller import LoadController
 from daemon.strategy.on_demand import OnDemand
 from daemon.strategy.plans import Plans, SavedPlan
+from daemon.strategy.resting import Resting, held_bytes, is_planned, other_name
 from daemon.strategy.room import no_room
 from daemon.strategy.rules import Rules
 from daemon.strategy.schedule import Decision, day_of, plan_at
@@ -42,6 +46,8 @@ class Workers(Protocol):
 
     async def want(self, name: str, config: WorkerConfig, *, prove: bool = False) -> None: ...
     async def unwant(self, name: str, drain_s: float | None, reason: str) -> None: ...
+    async def sleep(self, name: str, drain_s: float | None, reason: str, *, keep: bool = False) -> None: ...
+    async def wake(self, name: str, reason: str, *, prove: bool = False) -> None: ...
     async def set_knobs(self, name: str, knobs: Knobs) -> None: ...
     def views(self) -> list[WorkerView]: ...
 
@@ -73,13 +79,18 @@ class PlanController:
         self._announced: tuple[str | None, str] | None = None
         self._problem: str | None = None
         self._converged = False
-        self._leaving: dict[asyncio.Task[None], str] = {}  # the model of each
+        self._leaving = Leaving(supervisor, events, self._note_problem)
+        self._resting = Resting(supervisor, events)
+        self._shapes: list[WorkerConfig] = []  # of all saved plans
+        self._wanted: frozenset[str] = frozenset()  # models
         self._load = LoadController(mono)
         self._room = room
         self.on_demand = OnDemand(mono)
-        self.on_demand.on_first = self._asked_first
-        self._asking: set[asyncio.Task[None]] = set()
-        self._switcher = Switcher(supervisor, events, self._leave, room, mono)
+        self._aside = Aside(supervisor, self.reconcile)
+        self.on_demand.on_first = lambda model: self._aside.now(f"a request for {model}")
+        self._switcher = Switcher(
+            supervisor, events, self._leaving.leave, room, mono, resting=self._resting, put_away=self._put_away
+        )
         self.after_turn: Callable[[list[WorkerView]], None] = lambda views: None  # runs in a thread
 
     async def start(self) -> None:
@@ -103,10 +114,9 @@ class PlanController:
         if self._ticker is not None:
             self._ticker.shutdown(wait=False)
             self._ticker = None
+        self._aside.cancel()
         async with self._turn:
-            for task in self._leaving:
-                task.cancel()
-            await asyncio.gather(*self._leaving, return_exceptions=True)
+            await self._leaving.cancel()
 
     async def reconcile(self, cause: str) -> None:
         """Compare desired with actual and take the cheapest step towards it. Never raises: it is a task's border."""
@@ -166,9 +176,7 @@ class PlanController:
         """
         if changed_plans:
             await self.reconcile(f"model {model} left {', '.join(changed_plans)}")
-        leaving = [task for task, of in self._leaving.items() if of == model]
-        if leaving:
-            await asyncio.wait(leaving, timeout=_UNLOAD_WAIT_S)
+        await self._leaving.of(model, _UNLOAD_WAIT_S)
 
     def timeline(self, day: date) -> list[Segment]:
         """The plans of one local day. Blocks: call in a thread."""
@@ -185,17 +193,23 @@ class PlanController:
         self.on_demand.allow(profiles)
         active = self.on_demand.active(views.values())
         wanted = {p.model: p for p in profiles if p.on_demand is None or p.model in active}
+        self._wanted = frozenset(wanted)
         moves = 0
+        for view in [*self._resting.note(views), *self._resting.unplanned(views.values(), self._shapes)]:
+            self._resting.drop(view.name)
+            self._leaving.leave(view, f"no plan wakes it any more ({view.reason})")
         for view in views.values():
-            if view.model not in wanted:
+            if view.model not in wanted and view.name not in self._resting:
                 moves += 1
                 unused = f"plan {decision.plan} loads it on demand, and nobody has asked for a while"
                 other = f"plan {decision.plan} does not load it" if decision.plan else decision.reason
-                self._leave(view, unused if view.model in self.on_demand.names() else other)
+                await self._put_away(view, unused if view.model in self.on_demand.names() else other)
         self._load.keep(wanted)
         self._switcher.forget([view.model for view in views.values() if view.model not in wanted])
         problems = []
         for profile in wanted.values():
+            if profile.on_demand is not None and not self.on_demand.is_used(profile.model):
+                continue  # put away in this very turn
             try:
                 moves += await self._bring(profile, views, decision)
             except BayardError as error:
@@ -208,6 +222,7 @@ class PlanController:
         decision = plan_at(
             self._rules.all(), self._clock(), self._plans.default(), self._rules.override(), look_ahead=False
         )
+        self._shapes = [worker_config(profile) for plan in self._plans.all() for profile in plan.profiles]
         return decision, None if decision.plan is None else self._plans.get(decision.plan)
 
     def _announce(self, decision: Decision) -> None:
@@ -225,51 +240,79 @@ class PlanController:
     async def _bring(self, profile: Profile, views: dict[str, WorkerView], decision: Decision) -> int:
         """One step for one model; 0 if none was needed. Raises: BayardError where it cannot be as wanted."""
         model, why = profile.model, f"plan {decision.plan}: {decision.reason}"
-        mine = [view for view in views.values() if view.model == model and not self._is_leaving(view.name)]
+        mine = [v for v in views.values() if v.model == model and v.name not in self._leaving]
+        mine = [view for view in mine if view.name not in self._resting]
         config = worker_config(profile)
         if (switch := self._switcher.current(model)) is not None:
             await self._switcher.step(switch, config, views)
             return 1
         if not mine:
-            if self._is_leaving(model):
-                return 1  # a later tick starts it again, once it is gone
-            if profile.on_demand is not None and not await self._made_room(profile, views):
-                return 1
-            move = self._load.knobs(profile, None)
-            config = config if move is None else msgspec.structs.replace(config, knobs=move.knobs)
-            self._events.publish("worker", model, None, "wanted", why)
-            await self._supervisor.want(model, config)
-            self._switcher.promise(model, profile)
+            await self._start(profile, config, views, why)
             return 1
         current = mine[0]
         for surplus in mine[1:]:
-            self._leave(surplus, f"{current.name} serves {model} alone")
+            self._leaving.leave(surplus, f"{current.name} serves {model} alone")
         if not same_shape(current.config, config):
             if (failed := self._switcher.failure(model, config)) is not None:
                 raise Conflict(failed)
-            await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
-            return 1
+            if len(self._leaving) == 0 and not self._resting.is_going(views.values()):
+                await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
+                self._aside.follow(lambda: self._switcher.current(model))
+            return 1  # memory is coming back: the next tick sees how much
         return await self._set_knobs(profile, current, why)
 
-    async def _made_room(self, profile: Profile, views: dict[str, WorkerView]) -> bool:
-        """Whether a model that was asked for has room now; else the least valuable idle one goes. Raises: Conflict"""
-        room = await asyncio.to_thread(self._room, profile, list(views.values()), self._switcher.promised)
+    async def _start(self, profile: Profile, config: WorkerConfig, views: dict[str, WorkerView], why: str) -> None:
+        """Wake the model's worker, or start one; nothing yet where memory for it is still coming back."""
+        model = profile.model
+        sleeper = self._resting.matching(config, views.values())
+        if model in self._leaving or not await self._made_room(profile, views, sleeper):
+            return
+        if sleeper is not None:
+            await self._resting.wake(sleeper.name, why)
+            self._switcher.promise(sleeper.name, profile)
+            return
+        name = other_name(model, views)
+        move = self._load.knobs(profile, None)
+        config = config if move is None else msgspec.structs.replace(config, knobs=move.knobs)
+        self._events.publish("worker", name, None, "wanted", why)
+        await self._supervisor.want(name, config)
+        self._switcher.promise(name, profile)
+
+    async def _made_room(self, profile: Profile, views: dict[str, WorkerView], sleeper: WorkerView | None) -> bool:
+        """Whether a model has room now; else those that sleep go, and for one that was asked for the idle ones sleep.
+
+        Raises: Conflict where an on-demand model has to wait for others
+        """
+        promised = self._switcher.promised
+        room = await asyncio.to_thread(self._room, profile, list(views.values()), promised, held_bytes(sleeper))
         if room.fits or self._room is no_room:
             return True
-        if any(self._is_leaving(view.name) for view in views.values()):
+        if len(self._leaving) or self._resting.is_going(views.values()):
             return False
+        if (oldest := self._resting.oldest(views, profile.device, sleeper)) is not None:
+            self._leaving.leave(oldest, f"its memory is wanted for {profile.model}: {room.reason}")
+            return False
+        if profile.on_demand is None:
+            return True  # its plan was made for the machine: if that was wrong, the worker says so
         idle = self.on_demand.least_valuable(views.values())
         if idle is None:
             raise Conflict(f"{profile.model} was asked for: {room.reason}, and no other on-demand model is idle.", "")
         self.on_demand.put_away(idle.model)
-        self._leave(idle, f"it makes room for {profile.model}, which was asked for: {room.reason}")
+        await self._put_away(idle, f"it makes room for {profile.model}, which was asked for: {room.reason}")
         return False
 
-    def _asked_first(self, model: str) -> None:
-        """Load it now, not at the next tick."""
-        task = asyncio.create_task(self.reconcile(f"a request for {model}"), name=f"load {model}")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+    async def _put_away(self, view: WorkerView, reason: str) -> None:
+        """Let it sleep with its process if a saved plan may wake it; else drain and end it."""
+        if view.name in self._leaving:
+            return
+        if view.state is WorkerState.READY and is_planned(view, self._shapes):
+            await self._resting.lay(view, reason)
+        else:
+            self._leaving.leave(view, reason)
+
+    def is_unwanted(self, model: str) -> bool:
+        """Whether the plan in force does not load it now."""
+        return model not in self._wanted
 
     async def _set_knobs(self, profile: Profile, view: WorkerView, why: str) -> int:
         """The plan's own knobs, or those that the load asks for within its bounds."""
@@ -284,24 +327,6 @@ class PlanController:
         self._events.publish("worker", view.name, _spelled(before), _spelled(knobs), reason, move=kind)
         return 1
 
-    def _is_leaving(self, worker: str) -> bool:
-        return any(task.get_name() == worker for task in self._leaving)
-
-    def _leave(self, view: WorkerView, reason: str) -> None:
-        """Drain a worker without holding up the tick."""
-        if self._is_leaving(view.name):
-            return
-        self._events.publish("worker", view.name, "wanted", "unwanted", reason)
-        task = asyncio.create_task(self._supervisor.unwant(view.name, None, reason), name=view.name)
-        self._leaving[task] = view.model
-        task.add_done_callback(self._left)
-
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._leaving.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("drain_failed", worker=task.get_name(), error=str(error))
-            self._note_problem(f"worker {task.get_name()} could not be drained: {error}")
-
     def _note_problem(self, problem: str | None) -> None:
         if problem == self._problem:
             return
@@ -315,19 +340,6 @@ class PlanController:
         self._problem = problem
         if problem is not None:
             self._converged = False
-
-
-def activate(plans: Plans, rules: Rules, name: str, for_s: float | None, by: str, reason: str = "") -> None:
-    """What activating means in the store; the offline command does this alone, and the next start follows it.
-
-    Raises: NotFound, InvalidParameter.
-    """
-    plans.get(name)
-    if for_s is None and not any(rule.enabled for rule in rules.all()):
-        plans.set_default(name, by)
-        rules.release(by)
-    else:
-        rules.set_override(name, for_s, reason, by)
 
 
 def _told(error: BayardError) -> str:

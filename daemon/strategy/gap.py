@@ -14,6 +14,8 @@ from daemon.workers.view import WorkerView
 _END_S = 0.3  # a worker that has nothing left takes so long to end
 _START_S = 3.0  # interpreter and libraries, where this daemon has not seen it yet
 _READ_BYTES_PER_S = 1e9  # where no weights were read yet
+_WAKE_S = 0.5
+_LINK_BYTES_PER_S = 1e10
 
 
 def predicted_gap_s(view: WorkerView | None, profile: Profile, events: Sequence[Event]) -> float:
@@ -28,15 +30,24 @@ def predicted_gap_s(view: WorkerView | None, profile: Profile, events: Sequence[
     return _END_S + outside_s + max(0.0, ready.load_s - ready.read_s) + read_s
 
 
-def measured_gap_s(events: Sequence[Event], worker: str, after_id: int) -> float | None:
-    """Between the last moment that the worker took requests and the first that it does again; None if not seen."""
+def predicted_wake_s(profile: Profile) -> float:
+    """Of one that sleeps with its process: a proof, and on an accelerator its weights' way over the link."""
+    return _WAKE_S + (0.0 if profile.device == "cpu" else profile.memory.of(WEIGHTS) / _LINK_BYTES_PER_S)
+
+
+def measured_gap_s(events: Sequence[Event], old: str, new: str, after_id: int) -> float | None:
+    """Between the last moment that the old worker took requests and the first that the new one does.
+
+    They may be one and the same. None if it was not seen
+    """
     left: datetime | None = None
     for event in events:
-        if event.id <= after_id or (event.kind, event.subject) != ("worker", worker):
+        if event.id <= after_id or event.kind != "worker":
             continue
-        if event.from_state == WorkerState.READY and event.to_state != WorkerState.READY:
+        if event.subject == old and event.from_state == WorkerState.READY and event.to_state != WorkerState.READY:
             left = left or event.at
-        if event.to_state == WorkerState.READY and event.from_state != WorkerState.READY and left is not None:
+        serves = event.subject == new and event.to_state == WorkerState.READY and event.from_state != WorkerState.READY
+        if serves and left is not None:
             return (event.at - left).total_seconds()
     return None
 

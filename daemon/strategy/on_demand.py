@@ -66,6 +66,9 @@ class OnDemand:
                 del self._uses[model]
         return set(self._uses)
 
+    def is_used(self, model: str) -> bool:
+        return model in self._uses
+
     def least_valuable(self, views: Iterable[WorkerView]) -> WorkerView | None:
         """The idle one that was unused longest for what loading it again would take; None if none may be put away."""
         now = self._clock()

@@ -33,6 +33,12 @@ class FakeWorkers:
     proven: set[str] = field(default_factory=set)
     next_pid: int = 100
     inflight: dict[str, int] = field(default_factory=dict)
+    sleepless: bool = False  # their processes end instead
+    woken_state: WorkerState = WorkerState.READY
+
+    @property
+    def awake(self) -> set[str]:
+        return {name for name in self.configs if self.states.get(name) is not WorkerState.SLEEPING}
 
     async def want(self, name: str, config: WorkerConfig, *, prove: bool = False) -> None:
         self.calls.append(("want", name))
@@ -53,6 +59,21 @@ class FakeWorkers:
         if self.fail_with is not None:
             raise self.fail_with
         del self.configs[name]
+        self.states.pop(name, None)
+
+    async def sleep(self, name: str, drain_s: float | None, reason: str, *, keep: bool = False) -> None:
+        self.calls.append(("sleep", name))
+        self.states[name] = WorkerState.SLEEPING
+        if not keep or self.sleepless:
+            self.pids.pop(name, None)
+
+    async def wake(self, name: str, reason: str, *, prove: bool = False) -> None:
+        self.calls.append(("wake", name))
+        if self.states.get(name) is not WorkerState.SLEEPING:
+            raise Conflict(f"{name} does not sleep.", "")
+        self.states[name] = self.woken_state
+        if prove:
+            self.proven.add(name)
 
     async def set_knobs(self, name: str, knobs: Knobs) -> None:
         self.calls.append(("knobs", name))

@@ -153,7 +153,7 @@ async def test_another_shape_is_asked_of_the_supervisor_once(
     assert workers.configs["small"].max_context_tokens == 8192
 
 
-async def test_model_not_in_the_plan_is_drained(
+async def test_model_that_another_plan_loads_sleeps_and_one_that_none_loads_ends(
     controller: PlanController, workers: FakeWorkers, plans: Plans, events: EventLog, profile: MakeProfile, saved: Save
 ) -> None:
     saved("both", profile(), profile("other"))
@@ -163,8 +163,35 @@ async def test_model_not_in_the_plan_is_drained(
     assert set(workers.configs) == {"small", "other"}
     plans.set_default("one", "test")
     await settle(controller)
-    assert set(workers.configs) == {"small"}
+    assert workers.awake == {"small"}
+    assert set(workers.configs) == {"small", "other"}
     assert any("does not load it" in reason for reason in reasons(events, "worker"))
+    plans.set_default("both", "test")
+    await settle(controller)
+    assert workers.awake == {"small", "other"}
+    assert ("wake", "other") in workers.calls
+    plans.set_default("one", "test")
+    await settle(controller)
+    plans.delete("both")
+    await settle(controller)
+    assert set(workers.configs) == {"small"}
+
+
+async def test_sleeper_that_somebody_wakes_or_whose_process_ends_is_no_rest(
+    controller: PlanController, workers: FakeWorkers, plans: Plans, profile: MakeProfile, saved: Save
+) -> None:
+    saved("both", profile(), profile("other"))
+    saved("one", profile())
+    plans.set_default("both", "test")
+    await settle(controller)
+    plans.set_default("one", "test")
+    await settle(controller)
+    await workers.wake("other", "an operator")
+    await settle(controller)
+    assert workers.states["other"] is WorkerState.SLEEPING, "the plan in force does not load it: it sleeps again"
+    del workers.pids["other"]
+    await settle(controller)
+    assert set(workers.configs) == {"small"}
 
 
 async def test_worker_not_ready_is_not_converged(

@@ -15,6 +15,7 @@ from daemon.strategy.controller import PlanController
 from daemon.strategy.plans import Plans, SavedPlan
 from daemon.strategy.room import RoomAnswer
 from daemon.strategy.rules import Rules
+from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 from engine.errors import ModelNotFound, NotReady
 from engine.messages import WorkerStats
@@ -30,14 +31,19 @@ class Bench:
 
     def __init__(self, plans: Plans, rules: Rules, events: EventLog) -> None:
         self.events, self.workers, self.now, self.places = events, FakeWorkers(), 100.0, 2
+        self.sleepers_take_none = True
         self.controller = PlanController(plans, rules, self.workers, events, room=self.room, mono=lambda: self.now)
 
-    def room(self, profile: Profile, views: Sequence[WorkerView], promised: Mapping[str, int]) -> RoomAnswer:
-        return RoomAnswer(len(views) < self.places, f"{len(views)} of {self.places} places are taken")
+    def room(
+        self, profile: Profile, views: Sequence[WorkerView], promised: Mapping[str, int], returned_bytes: int = 0
+    ) -> RoomAnswer:
+        sleeping = 0 if self.sleepers_take_none else sum(view.state is WorkerState.SLEEPING for view in views)
+        taken = len(self.loaded) + sleeping
+        return RoomAnswer(taken < self.places, f"{taken} of {self.places} places are taken")
 
     @property
     def loaded(self) -> set[str]:
-        return set(self.workers.configs)
+        return self.workers.awake
 
     async def turn(self, times: int = 2, seconds: float = 3.0) -> None:
         for _ in range(times):
@@ -87,6 +93,31 @@ async def test_least_valuable_idle_one_makes_room(bench: Bench) -> None:
     await bench.turn(3)
     assert bench.loaded == {"always", "two"}
     assert any("makes room for two" in event.reason for event in bench.events.recent())
+
+
+async def test_one_put_away_sleeps_and_is_woken_when_it_is_asked_for_again(bench: Bench) -> None:
+    bench.controller.on_demand.ask("one")
+    await bench.turn()
+    pid = bench.workers.pids["one"]
+    bench.controller.on_demand.ask("two")
+    await bench.turn(3)
+    assert set(bench.workers.configs) == {"always", "one", "two"}
+    bench.now += 10
+    bench.controller.on_demand.ask("one")
+    await bench.turn(3)
+    assert bench.loaded == {"always", "one"}
+    assert bench.workers.pids["one"] == pid
+    assert bench.workers.calls[-1] == ("wake", "one")
+
+
+async def test_sleeper_that_holds_too_much_is_ended(bench: Bench) -> None:
+    bench.sleepers_take_none = False
+    bench.controller.on_demand.ask("one")
+    await bench.turn()
+    bench.controller.on_demand.ask("two")
+    await bench.turn(4)
+    assert set(bench.workers.configs) == {"always", "two"}
+    assert any("its memory is wanted for two" in event.reason for event in bench.events.recent())
 
 
 async def test_nothing_idle_is_said_and_nothing_always_loaded_goes(bench: Bench) -> None:

@@ -103,7 +103,7 @@ def test_rule_is_kept_with_the_zone_it_was_made_in(rules: Rules, profile: MakePr
     rule = rules.add("day", "0 8 * * mon-fri", 36_000, "a", "Asia/Tokyo")
     assert list(rules.all()) == [rule]
     assert rule.timezone == "Asia/Tokyo"
-    assert rules.set_enabled("day", False).enabled is False
+    assert rules.change("day", enabled=False).enabled is False
 
 
 @pytest.mark.parametrize(

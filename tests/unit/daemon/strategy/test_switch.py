@@ -28,9 +28,13 @@ Save = Callable[..., SavedPlan]
 class Room:
     def __init__(self) -> None:
         self.fits = True
+        self.fits_beside_a_sleeper = False
 
-    def __call__(self, profile: Profile, views: Sequence[WorkerView], promised: Mapping[str, int]) -> RoomAnswer:
-        return RoomAnswer(self.fits, "as the test says")
+    def __call__(
+        self, profile: Profile, views: Sequence[WorkerView], promised: Mapping[str, int], returned_bytes: int = 0
+    ) -> RoomAnswer:
+        freed = self.fits_beside_a_sleeper and all(view.state is WorkerState.SLEEPING for view in views)
+        return RoomAnswer(self.fits or freed, "as the test says")
 
 
 class Bench:
@@ -43,6 +47,10 @@ class Bench:
         for _ in range(times):
             self.now += 3.0
             await self.controller.reconcile("test")
+
+    def contexts(self) -> dict[str, int]:
+        """Of those awake."""
+        return {name: self.workers.configs[name].max_context_tokens for name in self.workers.awake}
 
     def switches(self) -> list[str]:
         return [str(event.to_state) for event in self.events.recent() if event.kind == "switch"]
@@ -67,13 +75,17 @@ async def test_new_shape_that_fits_beside_is_proven_before_the_old_leaves(bench:
     assert bench.switches() == ["beside"]
     bench.workers.states["small@2"] = WorkerState.READY
     await bench.turn(3)
-    assert set(bench.workers.configs) == {"small@2"}
+    assert bench.workers.awake == {"small@2"}
     assert bench.workers.configs["small@2"].max_context_tokens == 8192
     assert bench.switches() == ["beside", "switched"]
     assert bench.controller.view().converged
+    pid = bench.workers.pids["small"]
     bench.plans.set_default("a", "test")
     await bench.turn(4)
-    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 4096}
+    assert bench.contexts() == {"small": 4096}
+    assert bench.workers.pids["small"] == pid, "it was woken, not started anew"
+    assert bench.workers.proven == {"small", "small@2"}
+    assert bench.switches() == ["beside", "switched"] * 2
 
 
 async def test_worker_that_fails_beside_is_taken_away_and_the_old_goes_on(bench: Bench) -> None:
@@ -82,7 +94,7 @@ async def test_worker_that_fails_beside_is_taken_away_and_the_old_goes_on(bench:
     await bench.turn()
     bench.workers.states["small@2"] = WorkerState.BACKOFF
     await bench.turn(3)
-    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 4096}
+    assert bench.contexts() == {"small": 4096}
     assert bench.switches() == ["beside", "rolled-back"]
     view = bench.controller.view()
     assert not view.converged
@@ -99,11 +111,53 @@ async def test_no_room_drains_first_with_the_gap_predicted(bench: Bench) -> None
     bench.room.fits = False
     bench.plans.set_default("b", "test")
     await bench.turn(3)
-    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 8192}
+    assert bench.contexts() == {"small": 8192}
     assert bench.switches() == ["drain-first", "switched"]
     begun = next(event for event in bench.events.recent() if event.to_state == "drain-first")
     assert begun.fields["predicted_gap_s"] > 0
     assert "a gap of about" in begun.reason
+
+
+async def test_where_a_sleeper_leaves_room_the_old_sleeps_first_and_is_woken_on_the_way_back(bench: Bench) -> None:
+    bench.room.fits, bench.room.fits_beside_a_sleeper = False, True
+    bench.workers.rss_bytes = 4 << 30
+    pid = bench.workers.pids["small"]
+    bench.plans.set_default("b", "test")
+    await bench.turn(4)
+    assert bench.contexts() == {"small@2": 8192}
+    assert bench.switches() == ["sleep-first", "switched"]
+    bench.plans.set_default("a", "test")
+    await bench.turn(4)
+    assert bench.contexts() == {"small": 4096}
+    assert bench.workers.pids["small"] == pid
+    assert bench.switches() == ["sleep-first", "switched"] * 2
+    assert bench.controller.view().converged
+
+
+async def test_failure_after_sleeping_wakes_the_old(bench: Bench) -> None:
+    bench.room.fits, bench.room.fits_beside_a_sleeper = False, True
+    bench.workers.rss_bytes = 4 << 30
+    bench.workers.states["small@2"] = WorkerState.BACKOFF
+    bench.plans.set_default("b", "test")
+    await bench.turn(5)
+    assert bench.contexts() == {"small": 4096}
+    assert bench.switches() == ["sleep-first", "rolled-back"]
+
+
+async def test_sleepers_of_another_shape_make_room_before_anything_is_drained(
+    bench: Bench, profile: MakeProfile, saved: Save
+) -> None:
+    saved("c", profile(context=2048))
+    bench.plans.set_default("b", "test")
+    await bench.turn(3)
+    assert set(bench.workers.configs) == {"small", "small@2"}
+    bench.room.fits = False
+    bench.plans.set_default("c", "test")
+    await bench.turn(2)
+    assert set(bench.workers.configs) == {"small@2"}, "the sleeper went first"
+    await bench.turn(3)
+    assert bench.contexts() == {"small@2": 2048}
+    assert bench.switches()[-2:] == ["drain-first", "switched"]
 
 
 async def test_failure_after_draining_goes_back_to_the_old_shape(bench: Bench) -> None:
@@ -126,7 +180,7 @@ async def test_plan_that_changes_in_mid_switch_calls_it_off(bench: Bench) -> Non
     await bench.turn(2)
     bench.plans.set_default("a", "test")
     await bench.turn(4)
-    assert {name: c.max_context_tokens for name, c in bench.workers.configs.items()} == {"small": 4096}
+    assert bench.contexts() == {"small": 4096}
     assert bench.switches() == ["beside", "called-off"]
     assert bench.controller.view().converged
 
