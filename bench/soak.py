@@ -195,8 +195,9 @@ async def _admin(made: Box, key: str, chance: float) -> str:
 
 
 _KINDS = {
-    "stream": (_stream, 10), "leaving": (_leaving, 2), "slow": (_slow, 1), "wrong_key": (_wrong_key, 1),
-    "whole": (_whole, 2), "embedding": (_embedding, 2), "key": (_key, 0.5), "wrong_body": (_wrong_body, 1), "listing": (_listing, 2), "scrape": (_scrape, 1), "admin": (_admin, 2),
+    "stream": (_stream, 10), "leaving": (_leaving, 2), "slow": (_slow, 1), "whole": (_whole, 2),
+    "embedding": (_embedding, 2), "key": (_key, 0.5), "wrong_key": (_wrong_key, 1), "wrong_body": (_wrong_body, 1),
+    "listing": (_listing, 2), "scrape": (_scrape, 1), "admin": (_admin, 2),
 }  # fmt: skip
 
 

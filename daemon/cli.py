@@ -16,7 +16,9 @@ from engine.errors import BayardError, InvalidParameter
 COMMANDS = {
     "serve": "Run the daemon in the foreground.",
     "status": "What is running, at a glance.",
+    "attention": "What needs a person, failures first.",
     "models": "Import, list, verify and delete models.",
+    "operations": "Long work that was started: list and cancel.",
     "bundle": "Models in one signed file, for sites without a network.",
     "workers": "The processes that run the models: list, restart, drain, stop, wake, kill.",
     "logs": "What a worker wrote, of this start and the one before.",

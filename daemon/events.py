@@ -84,6 +84,12 @@ class EventLog:
             self._write_behind()
         return event
 
+    @property
+    def unwritten(self) -> int:
+        """Events that the store refused the last time, and that wait for the next."""
+        with self._lock:
+            return 0 if self._write_planned else len(self._unwritten)
+
     def recent(self, after_id: int = 0, limit: int = 200) -> list[Event]:
         """The newest of those kept in memory with an id above after_id, oldest first."""
         with self._lock:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import structlog
@@ -12,12 +15,31 @@ import structlog
 from daemon.events import EventLog
 from hwdetect.changes import Change, changes
 from hwdetect.detect import detect
-from hwdetect.machine import Machine
+from hwdetect.machine import Accelerator, Machine
 
 FRESH_S = 5.0
 LOOK_EVERY_S = 30.0  # with nobody asking
+SAMPLE_EVERY_S = 25.0
+KEPT_SAMPLES = 720  # six hours
 
 log = structlog.get_logger("bayard.machine")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one accelerator showed at a moment. None: its tool did not say."""
+
+    at: datetime
+    utilisation_percent: float | None
+    memory_used_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+
+
+def id_of(accelerator: Accelerator) -> str:
+    """How people and the admin API name an accelerator: nvidia0."""
+    vendor = accelerator.vendor.value
+    return vendor if accelerator.index is None else f"{vendor}{accelerator.index}"
 
 
 class MachineWatch:
@@ -40,11 +62,17 @@ class MachineWatch:
         self._machine: Machine | None = None
         self._seen_mono = 0.0
         self._looking: asyncio.Task[Machine] | None = None
+        self._samples: dict[str, deque[Sample]] = {}
+        self._sampled_mono: float | None = None
 
     @property
     def last(self) -> Machine | None:
         """The last picture, however old; None before the first."""
         return self._machine
+
+    def history(self, accelerator_id: str) -> list[Sample]:
+        """Of the last hours, oldest first; empty for one that was never seen."""
+        return list(self._samples.get(accelerator_id, ()))
 
     async def current(self) -> Machine:
         """Blocks: for the first picture only."""
@@ -77,9 +105,26 @@ class MachineWatch:
             self._looking = None
         before, self._machine = self._machine, machine
         self._seen_mono = time.monotonic()
+        self._sample(machine)
         for change in changes(before, machine) if before is not None else ():
             self._tell(change)
         return machine
+
+    def _sample(self, machine: Machine) -> None:
+        if self._sampled_mono is not None and self._seen_mono - self._sampled_mono < SAMPLE_EVERY_S:
+            return
+        self._sampled_mono = self._seen_mono
+        for found in machine.accelerators:
+            kept = self._samples.setdefault(id_of(found), deque(maxlen=KEPT_SAMPLES))
+            kept.append(
+                Sample(
+                    machine.as_of,
+                    found.utilisation_percent,
+                    found.memory_used_bytes,
+                    found.temperature_c,
+                    found.power_w,
+                )
+            )
 
     def _tell(self, change: Change) -> None:
         log.warning(str(change.kind), subject=change.subject, before=change.before, after=change.after)

@@ -36,6 +36,7 @@ def reload_settings(app: Appliance) -> Reloaded:
     changed = _differences(old, new)
     applied = sorted(key for key in changed if key in LIVE)
     app.settings = _merged(old, applied, changed)
+    app.settings._sources.update({key: new.source_of(key) for key in applied})
     if any(key.startswith("log.") for key in applied):
         set_up_logging(app.settings.log)
     app.tenants.admission.max_queue = app.settings.limits.max_queue

@@ -20,6 +20,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 class Source(StrEnum):
     DEFAULT = "default"
     FILE = "file"
+    ADMIN = "admin"  # changed through the admin API
     ENV = "env"
     FLAG = "flag"
 

@@ -1,4 +1,4 @@
-"""Reading settings from their four sources, and listing them again with their source."""
+"""Reading settings from their five sources, and listing them again with their source."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from daemon import settings_paths
 from daemon.settings import Settings, Source
+from daemon.settings_stored import NEVER, read_stored
 from engine.errors import ConfigError
 
 CONFIG_VARIABLE = "BAYARD_CONFIG"
@@ -54,10 +55,11 @@ def load_settings(
     config_path: Path | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    stored: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Read and check everything.
 
-    A flag whose value is None was not given.
+    A flag whose value is None was not given. stored: in the place of what was changed through the admin API.
     Raises: ConfigError for an unreadable file, an unknown key (naming the nearest) or a bad value (naming its source).
     """
     env = os.environ if env is None else env
@@ -66,10 +68,15 @@ def load_settings(
     sources: dict[str, Source] = {}
 
     path, content = _read_file(config_path, env)
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    in_file, in_environment = _flatten(content), _from_environment(env, fields)
+    if stored is None:
+        stored = read_stored(_state_dir_of((given, in_environment, in_file), env))
     layers = (
-        (Source.FILE, _flatten(content)),
-        (Source.ENV, _from_environment(env, fields)),
-        (Source.FLAG, {key: value for key, value in (flags or {}).items() if value is not None}),
+        (Source.FILE, in_file),
+        (Source.ADMIN, {key: value for key, value in stored.items() if key not in NEVER}),
+        (Source.ENV, in_environment),
+        (Source.FLAG, given),
     )
     for source, layer in layers:
         for key, value in layer.items():
@@ -157,6 +164,12 @@ def _from_environment(env: Mapping[str, str], fields: Mapping[str, FieldInfo]) -
     return found
 
 
+def _state_dir_of(layers: tuple[Mapping[str, Any], ...], env: Mapping[str, str]) -> Path:
+    """As the first layer that names it says."""
+    named = next((layer["state_dir"] for layer in layers if str(layer.get("state_dir", "")).strip()), None)
+    return Path(named or settings_paths.default_state_dir(env)).expanduser().absolute()
+
+
 def _fill_paths(
     values: dict[str, Any], sources: Mapping[str, Source], path: Path | None, env: Mapping[str, str]
 ) -> None:
@@ -184,6 +197,8 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _where(key: str, source: Source, path: Path | None) -> str:
     if source is Source.FILE:
         return f"{path}"
+    if source is Source.ADMIN:
+        return "the admin API"
     return variable_of(key) if source is Source.ENV else "the command line" if source is Source.FLAG else "the defaults"
 
 

@@ -22,6 +22,9 @@ PassphraseFile = Annotated[
 def backup(
     out: Annotated[Path | None, typer.Option(help="The file to write; else one in state_dir/backups.")] = None,
     passphrase_file: PassphraseFile = None,
+    stored_files: Annotated[
+        bool, typer.Option("--files/--no-files", help="With what clients uploaded and batches wrote.")
+    ] = True,
     list_: Annotated[bool, typer.Option("--list", help="List the back-ups in state_dir/backups instead.")] = False,
     check: Annotated[Path | None, typer.Option(help="Check this back-up instead.")] = None,
     config: ConfigOption = None,
@@ -29,7 +32,7 @@ def backup(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Save database, settings and certificates in one checked file. `bayard restore` puts it back."""
+    """Save database, settings, certificates and stored files in one checked file. `bayard restore` puts it back."""
     from daemon.api.admin.backups import backup_item
     from daemon.commands.progress import follow
     from daemon.store import backup as store
@@ -45,11 +48,11 @@ def backup(
     secret = passphrase_of(passphrase_file)
     with offline_or_admin(settings) as reach:
         if reach.admin is not None:
-            body = {"path": None if path is None else str(path), "passphrase": secret}
+            body = {"path": None if path is None else str(path), "passphrase": secret, "stored_files": stored_files}
             item = follow(reach.admin, reach.admin.post("backups", body)["item"])
         else:
             reach.record("backup.create", "backups", {"path": path and str(path), "sealed": secret is not None})
-            item = backup_item(store.create(settings, path, secret)).model_dump(mode="json")
+            item = backup_item(store.create(settings, path, secret, with_files=stored_files)).model_dump(mode="json")
     _show([item], as_json)
     if not item["sealed"] and (settings.state_dir / "tls" / "ca.key").exists() and not as_json:
         print("private keys of TLS are not in it; --passphrase-file takes them along, sealed")
@@ -74,6 +77,8 @@ def _show(items: list[dict[str, Any]], as_json: bool) -> None:
         return
     for item in items:
         sealed = "with private keys" if item["sealed"] else "no private keys"
-        print(f"{item['path']}  {item['size_bytes']:,} bytes  {item['made_at'][:19]}  {item['revision']}  {sealed}")
+        files = "no stored files" if item["stored_files"] is None else f"{item['stored_files']} stored files"
+        what = f"{item['revision']}  {sealed}, {files}"
+        print(f"{item['path']}  {item['size_bytes']:,} bytes  {item['made_at'][:19]}  {what}")
     if not items:
         print("there is no back-up; `bayard backup` makes one")

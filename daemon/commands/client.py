@@ -56,6 +56,9 @@ class AdminClient:
     def put(self, path: str, body: Any = None, **params: Any) -> Any:
         return self._call("PUT", path, json=body, params=params)
 
+    def patch(self, path: str, body: Any = None, **params: Any) -> Any:
+        return self._call("PATCH", path, json=body, params=params)
+
     def delete(self, path: str, *, within_s: float = TIMEOUT_S, **params: Any) -> Any:
         return self._call("DELETE", path, within_s, params=params)
 

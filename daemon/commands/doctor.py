@@ -29,6 +29,9 @@ def doctor(
     skip: Annotated[
         list[str] | None, typer.Option("--skip", help="Not this check or group; repeatable.", metavar="ID")
     ] = None,
+    remote: Annotated[
+        bool, typer.Option("--service", help="Let the running daemon check, as its own user sees the box.")
+    ] = False,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Also write a redacted archive for support.", metavar="FILE.tar.gz")
     ] = None,
@@ -40,6 +43,8 @@ def doctor(
     from hwdetect.facts import encode
 
     settings = settings_from(config, state_dir, run_dir)
+    if remote:
+        raise typer.Exit(_through_daemon(settings, list(only or ()), list(skip or ()), as_json))
     machine = detect(state_dir=settings.state_dir)
     context = checks.Context(machine, settings.state_dir, _ports(settings))
     try:
@@ -73,3 +78,15 @@ def _settings_text(settings: Settings) -> str:
     from daemon.settings_load import setting_rows
 
     return json.dumps([{"key": r.key, "value": str(r.value), "source": str(r.source)} for r in setting_rows(settings)])
+
+
+def _through_daemon(settings: Settings, only: list[str], skip: list[str], as_json: bool) -> int:
+    from daemon.commands.client import admin
+    from daemon.commands.progress import follow
+    from hwdetect import doctor as checks
+
+    with admin(settings) as client:
+        found = follow(client, client.post("doctor/runs", {"only": only, "skip": skip})["item"])["items"]
+    results = [checks.Result(**{**item, "verdict": checks.Verdict(item["verdict"])}) for item in found]
+    print(json.dumps(found, indent=2, ensure_ascii=False) if as_json else checks.table(results), end="")
+    return checks.exit_status(results)

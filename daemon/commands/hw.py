@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -36,6 +37,13 @@ def hw(
     rescan: Annotated[
         bool, typer.Option("--rescan", help="Let the running daemon look again, and print what it finds.")
     ] = False,
+    drain: Annotated[
+        str | None,
+        typer.Option("--drain", metavar="ID", help="Put an accelerator's workers to sleep, and let none start."),
+    ] = None,
+    undrain: Annotated[
+        str | None, typer.Option("--undrain", metavar="ID", help="Put a drained accelerator back into use.")
+    ] = None,
     run_dir: RunDirOption = None,
 ) -> None:
     """Print this machine: processors, memory and every accelerator, with the reason where one cannot be used."""
@@ -44,6 +52,9 @@ def hw(
     from hwdetect.render import table
     from hwdetect.torch_view import measure_links
 
+    if drain is not None or undrain is not None:
+        _use(settings_from(config, state_dir, run_dir), drain, undrain, as_json)
+        return
     if rescan:
         _rescan(settings_from(config, state_dir, run_dir), as_json)
         return
@@ -67,6 +78,17 @@ def hw(
             print(f"Copy      not measured: {view.problem if view is not None else 'a recorded machine has no links'}")
     while watch:
         machine = _wait_for_change(root, folder, machine, as_json)
+
+
+def _use(settings: Settings, drain: str | None, undrain: str | None, as_json: bool) -> None:
+    with admin(settings) as client:
+        for name, action in ((drain, "drain"), (undrain, "undrain")):
+            if name is not None:
+                item = client.post(f"accelerators/{quote(name, safe='')}/{action}")["item"]
+    if as_json:
+        print(json.dumps(item, indent=2))
+    else:
+        print(f"{item['id']} is {item['drained'] or 'in use'}; workers there: {', '.join(item['workers']) or 'none'}")
 
 
 def _rescan(settings: Settings, as_json: bool) -> None:

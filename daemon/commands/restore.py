@@ -1,16 +1,20 @@
-"""bayard restore: put a back-up in the place of what is there. The daemon has to be stopped."""
+"""bayard restore: put a back-up in the place of what is there, now, or when the daemon starts the next time."""
 
 from __future__ import annotations
 
 import getpass
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
 from daemon.commands.backup import PassphraseFile, passphrase_of
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+
+if TYPE_CHECKING:
+    from daemon.settings import Settings
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -19,6 +23,12 @@ app = typer.Typer(rich_markup_mode=None)
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `bayard backup` made.")],
     passphrase_file: PassphraseFile = None,
+    at_next_start: Annotated[
+        bool, typer.Option("--at-next-start", help="Let the running daemon's next start do it; FILE is one of --list.")
+    ] = False,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take back what --at-next-start asked for; FILE is not looked at.")
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -32,6 +42,9 @@ def restore(
     from daemon.tenants.principal import Actor
 
     settings = settings_from(config, state_dir, run_dir)
+    if at_next_start or withdraw:
+        _through_daemon(settings, file, withdraw, as_json)
+        return
     secret = passphrase_of(passphrase_file)
     with StateLock.acquire(settings.state_dir):
         facts, kept = backup.restore(settings, file, secret)
@@ -52,3 +65,16 @@ def restore(
     if facts.sealed and secret is None:
         print("private keys of TLS were left alone; --passphrase-file opens those in the back-up")
     print("`bayard models verify NAME` tells whether the models are still here")
+
+
+def _through_daemon(settings: Settings, file: Path, withdraw: bool, as_json: bool) -> None:
+    from daemon.commands.client import admin
+
+    with admin(settings) as client:
+        if withdraw:
+            told = client.delete("backups/restore")
+            sentence = f"{told['withdrawn'] or 'nothing'} is withdrawn"
+        else:
+            told = client.post(f"backups/{quote(file.name, safe='')}/restore")["item"]
+            sentence = f"the next start restores {told['file']}"
+    print(json.dumps(told, indent=2) if as_json else sentence)

@@ -11,6 +11,7 @@ import typer
 
 from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from daemon.commands.schedule_live import hold, override, preview
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Which plan runs when.")
 
@@ -83,6 +84,41 @@ def remove(
             reach.parts().rules.remove(name)
             reach.record("schedule.remove", f"rule:{name}")
     print(json.dumps({"deleted": name}) if as_json else f"removed rule {name}")
+
+
+@app.command()
+def change(
+    name: RuleArgument,
+    plan: Annotated[str | None, typer.Option("--plan", help="The plan that it puts in force.")] = None,
+    cron: Annotated[str | None, typer.Option("--cron", help="Start: minute hour day month weekday.")] = None,
+    for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="How long from each start, as 10h.")] = None,
+    timezone: Annotated[str | None, typer.Option("--timezone", help="IANA zone.")] = None,
+    on: Annotated[bool | None, typer.Option("--on/--off", help="Whether it holds at all.")] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Switch a rule on or off, or give it another start, length, plan or zone."""
+    from daemon.commands.durations import seconds_of
+
+    asked = {
+        "enabled": on, "cron": cron, "plan": plan, "timezone": timezone,
+        "duration_s": None if for_ is None else seconds_of(for_),
+    }  # fmt: skip
+    body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
+        if reach.admin is not None:
+            item = reach.admin.patch(f"schedule/rules/{name}", body)["item"]
+        else:
+            item = rule_item(reach.parts().rules.change(name, **body))
+            reach.record("schedule.change", f"rule:{name}", body)
+    print(json.dumps(item, indent=2) if as_json else f"rule {_line(item)}")
+
+
+app.command()(hold)
+app.command()(override)
+app.command()(preview)
 
 
 @app.command()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.commands.client import AdminClient, answers
+from daemon.commands.client import AdminClient, admin, answers
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from daemon.commands.progress import follow
 from engine.errors import BayardError, ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ def support_bundle(
     out: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="Archive to write; else named by the time.")
     ] = None,
+    remote: Annotated[
+        bool, typer.Option("--service", help="Let the running daemon write it, to state_dir/support.")
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -38,6 +42,11 @@ def support_bundle(
     from hwdetect.detect import detect
 
     settings = settings_from(config, state_dir, run_dir)
+    if remote:
+        with admin(settings) as client:
+            done = follow(client, client.post("doctor/bundles")["item"])
+        _show(done["path"], done["size_bytes"], as_json)
+        return
     path = (out or Path(f"bayard-support-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")).absolute()
     machine = detect(Path("/"), state_dir=settings.state_dir)
     try:
@@ -46,8 +55,12 @@ def support_bundle(
         )
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}.", "Name another file.") from error
-    size = path.stat().st_size
-    print(json.dumps({"bundle": str(path), "size_bytes": size}) if as_json else f"{path}, {size:,} bytes; look into it")
+    _show(str(path), path.stat().st_size, as_json)
+
+
+def _show(path: str, size_bytes: int, as_json: bool) -> None:
+    told = {"bundle": path, "size_bytes": size_bytes}
+    print(json.dumps(told) if as_json else f"{path}, {size_bytes:,} bytes; look into it")
 
 
 def extras(settings: Settings) -> dict[str, str]:

@@ -28,6 +28,8 @@ class Tenancy(Protocol):
     def create_tenant(self, name: str, priority: int, limits: Fields) -> Fields: ...
     def set_limits(self, tenant: str, priority: int, limits: Fields) -> Fields: ...
     def set_suspended(self, tenant: str, suspended: bool) -> Fields: ...
+    def change_tenant(self, tenant: str, body: Fields) -> Fields: ...
+    def delete_tenant(self, tenant: str) -> str: ...
     def keys(self, tenant: str | None) -> list[Fields]: ...
     def issue_key(self, tenant: str, body: Fields) -> tuple[Fields, str]: ...
     def revoke_key(self, key: str) -> Fields: ...
@@ -60,6 +62,12 @@ class ThroughDaemon:
 
     def set_suspended(self, tenant: str, suspended: bool) -> Fields:
         return _item(self._admin.post(f"tenants/{_segment(tenant)}/{'suspend' if suspended else 'resume'}"))
+
+    def change_tenant(self, tenant: str, body: Fields) -> Fields:
+        return _item(self._admin.patch(f"tenants/{_segment(tenant)}", body))
+
+    def delete_tenant(self, tenant: str) -> str:
+        return str(self._admin.delete(f"tenants/{_segment(tenant)}")["deleted"])
 
     def keys(self, tenant: str | None) -> list[Fields]:
         return list(self._admin.get(f"tenants/{_segment(tenant)}/keys" if tenant else "keys")["items"])
@@ -110,6 +118,15 @@ class InThisProcess:
         if suspended:
             return self._tenant(lambda service: service.suspend(self._actor, tenant))
         return self._tenant(lambda service: service.resume(self._actor, tenant))
+
+    def change_tenant(self, tenant: str, body: Fields) -> Fields:
+        asked = self._shapes.TenantChange(**body)
+        return self._tenant(
+            lambda service: service.change_tenant(self._actor, tenant, name=asked.name, priority=asked.priority)
+        )
+
+    def delete_tenant(self, tenant: str) -> str:
+        return self._run(lambda service: service.delete_tenant(self._actor, tenant)).name
 
     def keys(self, tenant: str | None) -> list[Fields]:
         async def read(service: TenantService) -> list[Fields]:

@@ -132,6 +132,40 @@ def list_tenants(
 
 
 @app.command()
+def change(
+    tenant: Tenant,
+    name: Annotated[str | None, typer.Option("--name", help="Another name.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", min=-100, max=100, help="Lower runs first.")] = None,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Another name or priority; keys, limits and usage stay with it."""
+    from daemon.commands.tenancy import tenancy
+
+    with tenancy(settings_from(config, state_dir, run_dir)) as reached:
+        changed = reached.change_tenant(tenant, {"name": name, "priority": priority})
+    _show(changed, as_json, f"tenant {changed['name']}, priority {changed['priority']}")
+
+
+@app.command()
+def delete(
+    tenant: Tenant,
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a suspended tenant with its keys, stored answers, files and batches; usage and audit stay."""
+    from daemon.commands.tenancy import tenancy
+
+    with tenancy(settings_from(config, state_dir, run_dir)) as reached:
+        deleted = reached.delete_tenant(tenant)
+    print(json.dumps({"deleted": deleted}) if as_json else f"tenant {deleted} is deleted")
+
+
+@app.command()
 def suspend(
     tenant: Tenant,
     config: ConfigOption = None,

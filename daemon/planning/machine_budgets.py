@@ -32,18 +32,24 @@ def budgets_of(
     """
     claims = claims or {}
     returned = returned_bytes or {}
-    numbers: dict[str, int] = {}
     budgets = []
-    for accelerator in machine.accelerators:
-        kind = install.device_type(accelerator) or accelerator.vendor.value
-        number = numbers.get(kind, 0)
-        numbers[kind] = number + 1
-        index = accelerator.index if accelerator.index is not None else number
-        device = f"{kind}:{index}"
+    for accelerator, device in zip(machine.accelerators, device_names(machine, install), strict=True):
         own = () if idle else (returned.get(device, 0),)
         budgets.append(_accelerator(accelerator, device, install, tuple(claims.get(device, ())), own_pids, own))
     budgets.append(_cpu(machine, tuple(claims.get("cpu", ())), () if idle else (returned.get("cpu", 0),)))
     return tuple(budgets)
+
+
+def device_names(machine: Machine, install: EngineInstall) -> list[str]:
+    """How a worker's configuration names each accelerator, in their order: "cuda:0"."""
+    numbers: dict[str, int] = {}
+    names = []
+    for accelerator in machine.accelerators:
+        kind = install.device_type(accelerator) or accelerator.vendor.value
+        number = numbers.get(kind, 0)
+        numbers[kind] = number + 1
+        names.append(f"{kind}:{accelerator.index if accelerator.index is not None else number}")
+    return names
 
 
 def claims_of(beside: Sequence[Profile]) -> dict[str, list[Claim]]:

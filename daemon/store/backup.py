@@ -3,7 +3,8 @@
     manifest.json    {"backup": 1, "made_at", "version", "revision", "files": {name: sha256}, "sealed": bool}
     bayard.db        a consistent copy made while the daemon runs; API keys are in it as digests only
     bayard.toml      the settings file, where there is one
-    plain/...        certificates and trusted public keys
+    plain/...        certificates, trusted public keys, settings that were changed while running
+    files/...        what clients uploaded and batches wrote, unless they are left out
     sealed           private keys, encrypted with the passphrase; without one they are left out
 
 Models are not in it: their digests are, so that `bayard models verify` tells what has to be imported again.
@@ -15,7 +16,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
+import shutil
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -26,6 +29,7 @@ from typing import Any
 
 from daemon import __version__
 from daemon.settings import Settings
+from daemon.store.backup_files import PREFIX, HeldFiles, copy_member, draft_of, is_file, put_in_place
 from daemon.store.base import utc_now
 from daemon.store.engines import database_url, is_sqlite
 from daemon.store.lock import make_private_dir
@@ -35,7 +39,8 @@ from migrations.index import REVISIONS
 
 VERSION = 1
 SUFFIX = ".backup"
-_PLAIN = ("tls/ca.crt", "tls/server.crt")
+_PLAIN = ("tls/ca.crt", "tls/server.crt", "settings.json")
+_TRUSTED = re.compile(r"trusted-keys/[A-Za-z0-9][A-Za-z0-9_.-]*\.pub")
 _SECRET = ("tls/ca.key", "tls/server.key")
 _SALT_BYTES, _NONCE_BYTES = 16, 12
 _MAX_SMALL_BYTES = 1 << 20
@@ -51,13 +56,16 @@ class BackupFacts:
     version: str
     revision: str
     sealed: bool  # private keys are in it
+    stored_files: int | None  # None: they were left out
 
 
-def create(settings: Settings, path: Path | None = None, passphrase: str | None = None) -> BackupFacts:
+def create(
+    settings: Settings, path: Path | None = None, passphrase: str | None = None, *, with_files: bool = True
+) -> BackupFacts:
     """Write a back-up; the daemon may run meanwhile. Nothing is left if it fails.
 
     path: None chooses a name in state_dir/backups
-    Blocks: in proportion to the database
+    Blocks: in proportion to the database and the stored files
     Raises: ConfigError for a database that is not SQLite; StoreError
     """
     if not is_sqlite(database_url(settings)):
@@ -67,14 +75,20 @@ def create(settings: Settings, path: Path | None = None, passphrase: str | None 
     now = utc_now()
     target = path or folder / f"bayard-{now:%Y%m%dT%H%M%S%fZ}{SUFFIX}"
     copy, part = folder / f".copy-{secrets.token_hex(4)}.db", target.with_name(target.name + ".part")
+    held = HeldFiles(settings.files_dir) if with_files else None
     try:
+        if held is not None:
+            held.hold()
         revision = _copy_database(settings.database_file, copy)
         parts = _small_parts(settings, passphrase)
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
         digests["bayard.db"] = _digest(copy)
+        if held is not None:
+            held.hold()
+            digests |= held.digests()
         manifest = {
             "backup": VERSION, "made_at": now.isoformat(), "version": __version__, "revision": revision,
-            "files": digests, "sealed": "sealed" in parts,
+            "files": digests, "sealed": "sealed" in parts, "stored_files": None if held is None else len(held.sizes),
         }  # fmt: skip
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -82,12 +96,16 @@ def create(settings: Settings, path: Path | None = None, passphrase: str | None 
             archive.add(copy, "bayard.db", recursive=False)
             for name, data in parts.items():
                 _add(archive, name, data)
+            if held is not None:
+                held.add_to(archive)
         part.replace(target)
     except (OSError, sqlite3.Error, tarfile.TarError) as error:
         raise StoreError(f"the back-up {target} could not be made: {error}.", "Check the disk and the path.") from error
     finally:
         copy.unlink(missing_ok=True)
         part.unlink(missing_ok=True)
+        if held is not None:
+            held.close()
     return check(target)
 
 
@@ -104,26 +122,46 @@ def restore(settings: Settings, path: Path, passphrase: str | None = None) -> tu
     """
     if not is_sqlite(database_url(settings)):
         raise ConfigError("the database is PostgreSQL.", "Restore it with its own tools.")
-    facts, database, parts = _read(path)
-    opened = _unseal(parts["sealed"], passphrase) if passphrase is not None and "sealed" in parts else {}
+    draft = draft_of(settings.files_dir)
     try:
-        kept = _set_aside(settings)
-        draft = settings.database_file.with_name("bayard.db.restored")
-        draft.write_bytes(database)
-        draft.chmod(0o600)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(settings.database_file)
-        plain = {name.removeprefix("plain/"): data for name, data in parts.items() if name.startswith("plain/")}
-        for name, data in (plain | opened).items():
-            place = settings.state_dir / name
-            make_private_dir(place.parent)
-            place.write_bytes(data)
-            place.chmod(0o600 if name.endswith(".key") else 0o644)
+        facts, database, parts = _read(path, draft)
+        opened = _unseal(parts["sealed"], passphrase) if passphrase is not None and "sealed" in parts else {}
+        kept = _put_back(settings, facts, database, parts, opened, draft)
     except OSError as error:
         raise StoreError(f"the back-up could not be restored: {error}.", "Check the disk, and try again.") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     bring_up_to_date(database_url(settings), settings.state_dir)
     return facts, kept
+
+
+def _put_back(
+    settings: Settings,
+    facts: BackupFacts,
+    database: bytes,
+    parts: dict[str, bytes],
+    opened: dict[str, bytes],
+    files: Path,
+) -> Path | None:
+    """Where the database from before is kept. Raises: OSError"""
+    kept = _set_aside(settings)
+    draft = settings.database_file.with_name("bayard.db.restored")
+    draft.write_bytes(database)
+    draft.chmod(0o600)
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
+    draft.replace(settings.database_file)
+    if facts.stored_files is not None:
+        before = f"before-restore-{utc_now():%Y%m%dT%H%M%S%fZ}.files"
+        put_in_place(files, settings.files_dir, settings.state_dir / "backups" / before)
+    plain = {name.removeprefix("plain/"): data for name, data in parts.items() if name.startswith("plain/")}
+    known = {name: data for name, data in plain.items() if name in _PLAIN or _TRUSTED.fullmatch(name)}
+    for name, data in (known | opened).items():
+        place = settings.state_dir / name
+        make_private_dir(place.parent)
+        place.write_bytes(data)
+        place.chmod(0o644 if name.endswith((".crt", ".pub")) else 0o600)
+    return kept
 
 
 def listed(settings: Settings) -> list[BackupFacts]:
@@ -215,24 +253,32 @@ def _facts(path: Path, manifest: dict[str, Any]) -> BackupFacts:
         manifest["version"],
         manifest["revision"],
         bool(manifest["sealed"]),
+        manifest.get("stored_files"),
     )
 
 
-def _read(path: Path) -> tuple[BackupFacts, bytes, dict[str, bytes]]:
-    """Raises: StoreError"""
+def _read(path: Path, files: Path | None = None) -> tuple[BackupFacts, bytes, dict[str, bytes]]:
+    """Everything but stored files, which are written to the folder `files` where that is named. Raises: StoreError"""
     parts: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     try:
         with tarfile.open(path) as archive:
             manifest = _manifest(archive)
             facts = _facts(path, manifest)
             for member in archive:
                 source = archive.extractfile(member)
-                if member.name in manifest["files"] and source is not None:
+                if member.name not in manifest["files"] or source is None:
+                    continue
+                if is_file(member.name):
+                    target = None if files is None else files / member.name.removeprefix(PREFIX)
+                    digests[member.name] = copy_member(source, target)
+                else:
                     parts[member.name] = source.read()
+                    digests[member.name] = hashlib.sha256(parts[member.name]).hexdigest()
     except (OSError, tarfile.TarError, ValueError, KeyError, EOFError) as error:
         raise StoreError(f"the back-up {path} cannot be read: {error}.", "Take another one.") from error
     for name, digest in manifest["files"].items():
-        if name not in parts or hashlib.sha256(parts[name]).hexdigest() != digest:
+        if digests.get(name) != digest:
             raise StoreError(f"{name} in the back-up {path} is damaged or missing.", "Take another one.")
     if facts.revision not in REVISIONS:
         raise StoreError(

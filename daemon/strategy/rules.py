@@ -74,6 +74,14 @@ class Rules:
         self._events.publish("schedule", name, None, "added", f"plan {plan} at {cron} ({zone}) for {duration_s} s")
         return rule
 
+    def candidate(
+        self, name: str, cron: str, duration_s: int, plan: str, timezone: str, others: Sequence[Rule]
+    ) -> tuple[Rule, str | None]:
+        """A rule that is not stored, and why it would be refused beside others. Raises: InvalidParameter"""
+        rule = Rule(-1, name, cron, duration_s, plan, timezone or self.timezone)
+        self._check(rule)
+        return rule, clashes(rule, others, self._clock())
+
     def remove(self, name: str) -> None:
         """Raises: NotFound."""
 
@@ -87,21 +95,43 @@ class Rules:
             raise NotFound(f"there is no schedule rule {name!r}.", f"There are: {names}.", param="name")
         self._events.publish("schedule", name, "added", "removed", "removed by an operator")
 
-    def set_enabled(self, name: str, enabled: bool) -> Rule:
-        """Raises: NotFound."""
+    def change(
+        self,
+        name: str,
+        *,
+        enabled: bool | None = None,
+        cron: str | None = None,
+        duration_s: int | None = None,
+        plan: str | None = None,
+        timezone: str | None = None,
+    ) -> Rule:
+        """What is named changes, checked as a new rule is; None leaves it.
 
-        def write(session: Session) -> Rule | None:
+        Raises: NotFound; InvalidParameter, Conflict as add
+        """
+
+        def write(session: Session) -> Rule:
             row = session.scalars(select(ScheduleRule).where(ScheduleRule.name == name)).first()
             if row is None:
-                return None
-            row.enabled = enabled
+                raise NotFound(
+                    f"there is no schedule rule {name!r}.", "`bayard schedule list` names them.", param="name"
+                )
+            row.enabled = row.enabled if enabled is None else enabled
+            row.cron, row.plan = cron or row.cron, plan or row.plan
+            row.duration_s, row.timezone = duration_s or row.duration_s, timezone or row.timezone
+            changed = _rule(row)
+            if session.get(Plan, changed.plan) is None:
+                raise NotFound(f"there is no plan {changed.plan!r}.", "`bayard plan list` names them.", param="plan")
+            self._check(changed)
+            others = [_rule(other) for other in session.scalars(select(ScheduleRule))]
+            if changed.enabled and (clash := clashes(changed, others, self._clock())) is not None:
+                raise Conflict(f"rule {name} is ambiguous: {clash}.", "Move one of the two starts.")
             session.flush()
-            return _rule(row)
+            return changed
 
         rule = self._store.write_sync(write)
-        if rule is None:
-            raise NotFound(f"there is no schedule rule {name!r}.", "`bayard schedule list` names them.", param="name")
-        self._events.publish("schedule", name, None, "enabled" if enabled else "disabled", "by an operator")
+        told = f"plan {rule.plan} at {rule.cron} ({rule.timezone}) for {rule.duration_s} s, by an operator"
+        self._events.publish("schedule", name, None, "enabled" if rule.enabled else "disabled", told)
         return rule
 
     def override(self) -> Override | None:

@@ -83,6 +83,42 @@ def set_state(session: Session, actor: Actor, id_or_name: str, state: str) -> Te
     return _tenant(row, session.get(Limit, row.id))
 
 
+def change_tenant(
+    session: Session, actor: Actor, id_or_name: str, *, name: str | None, priority: int | None
+) -> TenantRecord:
+    """Another name or priority; None leaves it. Raises: NotFound, Conflict if the name is taken"""
+    row = _find_row(session, id_or_name)
+    before = {"name": row.name, "priority": row.priority}
+    if name is not None and name != row.name:
+        if session.scalars(select(Tenant).where(Tenant.name == name)).first():
+            raise Conflict(f"There is already a tenant named {name!r}.", "See `bayard tenants list`.", param="name")
+        row.name = name
+    row.priority = row.priority if priority is None else priority
+    after = {"name": row.name, "priority": row.priority}
+    if after != before:
+        audit.append(session, actor, "tenant.change", f"tenant:{before['name']}", before=before, after=after)
+    return _tenant(row, session.get(Limit, row.id))
+
+
+def delete_tenant(session: Session, actor: Actor, id_or_name: str) -> TenantRecord:
+    """With its keys, limits, stored answers, files and batches; usage and audit stay. Raises: NotFound, Conflict"""
+    row = _find_row(session, id_or_name)
+    if row.state == "active":
+        raise Conflict(
+            f"The tenant {row.name} is active.",
+            f"Suspend it first: `bayard tenants suspend {row.name}`.",
+            param="tenant",
+        )
+    record = _tenant(row, session.get(Limit, row.id))
+    keys = [key.prefix for key in session.scalars(select(ApiKey).where(ApiKey.tenant_id == row.id))]
+    session.delete(row)
+    session.flush()
+    audit.append(
+        session, actor, "tenant.delete", f"tenant:{record.name}", before=_tenant_facts(record) | {"keys": keys}
+    )
+    return record
+
+
 def issue_key(
     session: Session, actor: Actor, id_or_name: str, *, name: str, role: Role, expires_at: datetime | None
 ) -> IssuedKey:

@@ -19,7 +19,7 @@ from daemon.tenants.limits import TenantLimits
 from daemon.tenants.principal import Actor, Need, Principal, Role, may
 from daemon.tenants.quota import Period
 from daemon.tenants.usage import UsageLedger, tokens_since
-from engine.errors import InvalidParameter, PermissionDenied, Unauthenticated
+from engine.errors import Conflict, InvalidParameter, PermissionDenied, Unauthenticated
 
 MAX_NAME_CHARS = 64
 LONGEST_OVERLAP = timedelta(days=90)
@@ -129,6 +129,23 @@ class TenantService:
         """Raises: NotFound"""
         return await self._change(lambda session: directory.set_state(session, actor, id_or_name, "active"))
 
+    async def change_tenant(
+        self, actor: Actor, id_or_name: str, *, name: str | None = None, priority: int | None = None
+    ) -> TenantRecord:
+        """Raises: NotFound, InvalidParameter, Conflict"""
+        if name is not None:
+            check_name(name)
+        return await self._change(
+            lambda session: directory.change_tenant(session, actor, id_or_name, name=name, priority=priority)
+        )
+
+    async def delete_tenant(self, actor: Actor, id_or_name: str) -> TenantRecord:
+        """Raises: NotFound; Conflict while it is active, or requests of it run"""
+        running = self.admission.running_of((await self.tenant(id_or_name)).id)
+        if running:
+            raise Conflict(f"{running} requests of the tenant run.", "Wait for them, or cancel them.", param="tenant")
+        return await self._change(lambda session: directory.delete_tenant(session, actor, id_or_name))
+
     async def issue_key(
         self,
         actor: Actor,
@@ -167,9 +184,18 @@ class TenantService:
         """Raises: NotFound, Conflict"""
         return await self._store.read(lambda session: directory.key_record(session, id_or_prefix))
 
-    async def record(self, actor: Actor, action: str, subject: str, after: dict[str, Any] | None = None) -> None:
+    async def record(
+        self,
+        actor: Actor,
+        action: str,
+        subject: str,
+        after: dict[str, Any] | None = None,
+        before: dict[str, Any] | None = None,
+    ) -> None:
         """Write an audit entry for a change that lies outside the store."""
-        await self._store.write(lambda session: audit.append(session, actor, action, subject, after=after))
+        await self._store.write(
+            lambda session: audit.append(session, actor, action, subject, before=before, after=after)
+        )
 
     @staticmethod
     def _require_future(expires_at: datetime | None) -> None:

@@ -69,6 +69,7 @@ class UsageLedger:
         self._used_at: dict[str, datetime] = {}
         self._task: asyncio.Task[None] | None = None
         self.problem: str | None = None  # why nothing could be settled the last time
+        self.lost_requests = 0  # whose usage is recorded nowhere, with those of a process that was killed before
         self.on_lost: Callable[[int], object] = lambda requests: None  # requests whose usage is not recorded
 
     def add(self, principal: Principal, model: str, used: UsageSum) -> None:
@@ -84,6 +85,7 @@ class UsageLedger:
         """Tell on_lost of what a process that was killed had not settled, and keep count for the next. Before start."""
         self._count = LossCount(path)
         if self._count.lost:
+            self.lost_requests = self._count.lost
             log.error("usage_lost", requests=self._count.lost, cause="the daemon ended without a stop")
             self.on_lost(self._count.lost)
 
@@ -130,6 +132,7 @@ class UsageLedger:
         surplus = sorted(self._open)[: max(0, len(self._open) - MAX_OPEN_SLOTS)]
         lost = sum(self._open.pop(slot).requests for slot in surplus)
         if lost:
+            self.lost_requests += lost
             log.error("usage_lost", requests=lost, cause="the database could not be written for too long")
             self.on_lost(lost)
             if self._count is not None:

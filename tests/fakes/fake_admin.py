@@ -40,8 +40,18 @@ class ShownWorkers:
     restarted: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[str, str, float | None]] = field(default_factory=list)
 
+    drained: dict[str, str] = field(default_factory=dict)
+
     def views(self) -> list[WorkerView]:
         return self.shown
+
+    async def drain_device(self, device: str, reason: str) -> list[str]:
+        self.drained[device] = reason
+        return [view.name for view in self.shown if view.config.device == device]
+
+    async def undrain_device(self, device: str) -> list[str]:
+        self.drained.pop(device, None)
+        return [view.name for view in self.shown if view.config.device == device]
 
     def view(self, name: str) -> WorkerView:
         for view in self.shown:

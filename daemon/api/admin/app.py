@@ -12,19 +12,24 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from daemon.api.admin import (
+    accelerators,
     adapting,
     admission,
     aliases,
+    attention,
     audit_log,
     backups,
     bundles,
     certificates,
+    doctor,
     events,
     hardware,
+    imports,
     keys,
     logs,
     models,
     operations,
+    overrides,
     planning,
     plans,
     requests,
@@ -37,14 +42,16 @@ from daemon.api.admin import (
     workers,
 )
 from daemon.api.admin.answers import ErrorAnswer, error_answer
+from daemon.api.admin.faults import Attention
 from daemon.api.admin.services import AdminServices
 from daemon.api.admin.write_rules import WriteRules
 from engine.errors import BayardError, InvalidParameter
 
 PREFIX = "/admin/v1"
 _MODULES = (
-    status, hardware, models, operations, planning, plans, workers, requests, schedule, events, summary, tenants, keys,
-    adapting, admission, logs, bundles, aliases, certificates, backups, settings, audit_log, usage_report,
+    status, attention, hardware, accelerators, doctor, models, imports, operations, planning, plans, workers, requests,
+    schedule, overrides, events, summary, tenants, keys, adapting, admission, logs, bundles, aliases, certificates,
+    backups, settings, audit_log, usage_report,
 )  # fmt: skip
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)
 log = structlog.get_logger(__name__)
@@ -59,6 +66,7 @@ def build_admin_app(appliance: AdminServices) -> FastAPI:
         title="Bayard admin API", version="1", docs_url=None, redoc_url=None, openapi_url=f"{PREFIX}/openapi.json"
     )
     app.state.services = appliance
+    app.state.attention = Attention()
     app.add_middleware(WriteRules)
     every = APIRouter(prefix=PREFIX, responses=_ERRORS, dependencies=[Depends(_refuse_unknown_query)])
     for router in ROUTERS:

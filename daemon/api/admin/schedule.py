@@ -12,7 +12,8 @@ from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Item
 from daemon.api.admin.plans import StrategyAnswer, strategy_answer
 from daemon.store.base import utc_now
-from daemon.strategy.schedule import Rule
+from daemon.strategy.schedule import Decision, Rule
+from engine.errors import NotFound
 
 router = APIRouter(prefix="/schedule", tags=["schedule"])
 
@@ -45,7 +46,13 @@ class RuleBody(Body):
 
 
 class RuleChange(Body):
-    enabled: bool
+    """None leaves it as it is."""
+
+    enabled: bool | None = None
+    cron: str | None = None
+    duration_s: int | None = None
+    plan: str | None = None
+    timezone: str | None = None
 
 
 class RemovedAnswer(Answer):
@@ -87,11 +94,20 @@ async def post_rule(body: RuleBody, services: Services, caller: Operator) -> Rul
     return RuleAnswer(item=_item(rule))
 
 
+@router.get("/rules/{name}")
+async def get_rule(name: str, services: Services, caller: Viewer) -> RuleAnswer:
+    for rule in await asyncio.to_thread(services.rules.all):
+        if rule.name == name:
+            return RuleAnswer(item=_item(rule))
+    raise NotFound(f"there is no schedule rule {name!r}.", "`bayard schedule list` names them.", param="name")
+
+
 @router.patch("/rules/{name}")
 async def patch_rule(name: str, body: RuleChange, services: Services, caller: Operator) -> RuleAnswer:
-    """Switch a rule on or off."""
-    rule = await asyncio.to_thread(services.rules.set_enabled, name, body.enabled)
-    await services.tenants.record(caller.actor, "schedule.change", f"rule:{name}", body.model_dump())
+    """Switch a rule on or off, or give it another start, length, plan or zone."""
+    asked = body.model_dump(exclude_none=True)
+    rule = await asyncio.to_thread(lambda: services.rules.change(name, **asked))
+    await services.tenants.record(caller.actor, "schedule.change", f"rule:{name}", asked)
     await services.controller.reconcile(f"rule {name} changed by {caller.name}")
     return RuleAnswer(item=_item(rule))
 
@@ -119,14 +135,8 @@ async def get_timeline(services: Services, caller: Viewer, date: date | None = N
     day = date or utc_now().astimezone(ZoneInfo(zone)).date()
     segments = await asyncio.to_thread(services.controller.timeline, day)
     items = [
-        SpanItem(
-            plan=segment.plan,
-            starts_at=segment.begins_at,
-            ends_at=segment.ends_at,
-            reason=segment.reason,
-            rule=segment.rule,
-        )
-        for segment in segments
+        SpanItem(plan=one.plan, starts_at=one.begins_at, ends_at=one.ends_at, reason=one.reason, rule=one.rule)
+        for one in segments
     ]
     return TimelineAnswer(date=day, timezone=zone, items=items)
 
@@ -139,4 +149,10 @@ def _item(rule: Rule) -> RuleItem:
         plan=rule.plan,
         timezone=rule.timezone,
         enabled=rule.enabled,
+    )
+
+
+def span_item(begins_at: datetime, ends_at: datetime, decision: Decision) -> SpanItem:
+    return SpanItem(
+        plan=decision.plan, starts_at=begins_at, ends_at=ends_at, reason=decision.reason, rule=decision.rule
     )

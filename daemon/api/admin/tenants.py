@@ -54,6 +54,13 @@ class TenantLimitsBody(Body):
     limits: LimitsBody
 
 
+class TenantChange(Body):
+    """None leaves it as it is."""
+
+    name: str | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+
+
 class QuotaItem(Item):
     """period: day or month, in UTC. reserved_tokens: set aside for requests that run now."""
 
@@ -84,6 +91,10 @@ class TenantAnswer(Answer):
     item: TenantItem
 
 
+class DeletedTenantAnswer(Answer):
+    deleted: str
+
+
 @router.get("/tenants")
 async def get_tenants(services: Services, caller: Viewer) -> TenantsAnswer:
     keys = await services.tenants.keys()
@@ -100,6 +111,24 @@ async def get_tenant(tenant: str, services: Services, caller: Viewer) -> TenantA
 async def post_tenant(body: TenantBody, services: Services, caller: Admin) -> TenantAnswer:
     tenant = await services.tenants.create_tenant(caller.actor, body.name, body.limits.limits(), body.priority)
     return TenantAnswer(item=_item(services, tenant, []))
+
+
+@router.patch("/tenants/{tenant}")
+async def patch_tenant(tenant: str, body: TenantChange, services: Services, caller: Admin) -> TenantAnswer:
+    """Another name or priority; keys and usage stay with it."""
+    changed = await services.tenants.change_tenant(caller.actor, tenant, name=body.name, priority=body.priority)
+    return TenantAnswer(item=_item(services, changed, await services.tenants.keys()))
+
+
+@router.delete("/tenants/{tenant}")
+async def delete_tenant(
+    tenant: str, services: Services, caller: Admin, dry_run: bool = False
+) -> DeletedTenantAnswer | Consequences:
+    """For good, with keys, stored answers, files and batches; refused while it is active. Usage and audit stay."""
+    if dry_run:
+        return await _consequences(services, tenant, "its keys, stored answers, files and batches are deleted")
+    deleted = await services.tenants.delete_tenant(caller.actor, tenant)
+    return DeletedTenantAnswer(deleted=deleted.name)
 
 
 @router.put("/tenants/{tenant}/limits")
@@ -162,15 +191,18 @@ def tenant_item(
     tenant: TenantRecord, keys: list[KeyRecord], running: int, quotas: list[QuotaItem] | None = None
 ) -> TenantItem:
     """quotas None: nobody keeps count, as no daemon runs."""
-    limits = tenant.limits
     return TenantItem(
         id=tenant.id,
         name=tenant.name,
         state=tenant.state,
         priority=tenant.priority,
         created_at=tenant.created_at,
-        limits=LimitsBody(**asdict(limits) | {"models": None if limits.models is None else sorted(limits.models)}),
+        limits=limits_body(tenant.limits),
         running=running,
         quotas=quotas,
         keys=sum(key.tenant_id == tenant.id and key.revoked_at is None for key in keys),
     )
+
+
+def limits_body(limits: TenantLimits) -> LimitsBody:
+    return LimitsBody(**asdict(limits) | {"models": None if limits.models is None else sorted(limits.models)})

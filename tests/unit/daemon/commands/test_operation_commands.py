@@ -134,7 +134,7 @@ def test_every_write_of_the_admin_api_has_a_command_with_json() -> None:
     called = {
         re.sub(r"\{[^}]*\}", "*", path)
         for path in re.findall(
-            r'\.(?:post|put|delete)\(\s*f?"([^"?]+)"',
+            r'\.(?:post|put|patch|delete)\(\s*f?"([^"?]+)"',
             text.replace("f\"workers/{quote(name, safe='')}/{action}\"", '"workers/*/*"'),
         )
     }
