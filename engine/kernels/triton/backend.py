@@ -88,18 +88,18 @@ def implementations() -> Iterable[Implementation]:
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
     yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
     quantised = (
-        ("triton-codes", PRIORITY, for_codes, "linear", "decoded in registers", None),
+        ("triton-codes", PRIORITY, for_codes, "linear", "decoded in registers", "CODES"),
         ("triton-fp8", PRIORITY + 1, for_fp8, "linear_fp8", "fp8 activations beyond 16 rows", "FP8"),
         ("triton-int8", PRIORITY + 1, for_int8, "linear_int8", "int8 activations beyond 16 rows", "INT8"),
     )
     pack = Deferred("engine.kernels.triton.quant_linear", "pack")
     for name, priority, requires, function, detail, coded in quantised:
         run = Deferred("engine.kernels.triton.quant_linear", function)
-        codes = None if coded is None else Deferred("engine.kernels.triton.coded_rows", coded)
+        codes = Deferred("engine.kernels.triton.few_codes", coded)
         yield Implementation("linear", name, priority, requires, run, pack, detail, codes=codes)
     run = Deferred("engine.kernels.triton.fp4_native", "linear_fp4")
     detail = "made E4M3 in registers for many rows, fp8 activations"
-    codes = Deferred("engine.kernels.triton.coded_rows", "FP4")
+    codes = Deferred("engine.kernels.triton.few_codes", "FP4")
     yield Implementation("linear", "triton-fp4", PRIORITY + 1, for_fp4, run, pack, detail, codes=codes)
     yield offer("route", on_gpu, "route")
     yield offer("gelu_mul", on_gpu, "norms")
