@@ -13,6 +13,7 @@ import triton.language as tl
 from engine.kernels.triton.attention import PROGRAMS_WANTED, num_splits
 from engine.kernels.triton.attention_decode import _merge_kernel
 from engine.kernels.triton.attention_prefill import SEARCH_STEPS
+from engine.kernels.triton.chained import chains, launch
 from engine.kernels.triton.attention_tiles import Tile, shared_bytes
 from engine.kernels.triton.device import units_of
 
@@ -143,7 +144,7 @@ def paged_latent_attention(
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(num_tokens * num_heads,)](
-            partial, stats, out, query_starts, num_heads, latent_dim, block_l, splits, False, num_warps=2
+            partial, stats, out, query_starts, num_heads, latent_dim, block_l, splits, False, False, num_warps=2
         )
     return out
 
