@@ -69,10 +69,17 @@ def test_rope_and_kv_write_match_the_reference(dim, rotary):
     assert float(pool[0].abs().sum()) == 0.0
 
 
-@pytest.mark.parametrize(("heads", "groups"), [(6, 2), (20, 10)])
-@pytest.mark.parametrize("tokens", [5, rope_kv.MANY_TOKENS + 1])
-@pytest.mark.parametrize(("dim", "rotary", "normed"), [(64, 64, False), (80, 32, True), (64, 64, True)])
-def test_rope_kv_write_matches_the_ops_it_joins(dim, rotary, normed, tokens, heads, groups):
+@pytest.mark.parametrize(
+    ("tokens", "heads", "groups", "dim", "rotary", "normed"),
+    [
+        (5, 6, 2, 64, 64, False),
+        (5, 20, 10, 80, 32, True),
+        (rope_kv.MANY_TOKENS + 1, 20, 10, 64, 64, False),
+        (rope_kv.MANY_TOKENS + 1, 3, 1, 80, 32, True),
+        (rope_kv.MANY_TOKENS + 1, 3, 1, 80, 32, False),
+    ],
+)
+def test_rope_kv_write_matches_the_ops_it_joins(tokens, heads, groups, dim, rotary, normed):
     torch.manual_seed(3)
     page = 4
     q, k, v = (torch.randn(tokens, n, dim, device=DEVICE) for n in (heads, groups, groups))
