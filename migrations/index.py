@@ -7,4 +7,5 @@ REVISIONS = (
     "0004_model_aliases",
     "0005_stored_responses",
     "0006_batches",
+    "0007_tenant_share",
 )

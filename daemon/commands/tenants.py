@@ -22,6 +22,9 @@ TokensDay = Annotated[int | None, typer.Option(min=1, help="Tokens a calendar da
 TokensMonth = Annotated[int | None, typer.Option(min=1, help="Tokens a calendar month, in UTC.")]
 Context = Annotated[int | None, typer.Option(min=1, help="Prompt and output tokens of one request.")]
 Output = Annotated[int | None, typer.Option(min=1, help="Output tokens of one request.")]
+Share = Annotated[
+    float | None, typer.Option(min=0.01, max=100, help="Of the engines, beside tenants of its priority; else 1.")
+]
 Models = Annotated[list[str] | None, typer.Option("--model", help="Allow this model only; repeatable.")]
 Priority = Annotated[int, typer.Option(min=-100, max=100, help="Lower runs first.")]
 
@@ -39,6 +42,7 @@ def create(
     tokens_per_month: TokensMonth = None,
     max_context_tokens: Context = None,
     max_output_tokens: Output = None,
+    share: Share = None,
     model: Models = None,
     priority: Priority = 0,
     config: ConfigOption = None,
@@ -60,6 +64,7 @@ def create(
         "tokens_per_month": tokens_per_month,
         "max_context_tokens": max_context_tokens,
         "max_output_tokens": max_output_tokens,
+        "share": share,
         "models": model or None,
     }
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:
@@ -80,6 +85,7 @@ def limits(
     tokens_per_month: TokensMonth = None,
     max_context_tokens: Context = None,
     max_output_tokens: Output = None,
+    share: Share = None,
     model: Models = None,
     priority: Priority = 0,
     config: ConfigOption = None,
@@ -101,6 +107,7 @@ def limits(
         "tokens_per_month": tokens_per_month,
         "max_context_tokens": max_context_tokens,
         "max_output_tokens": max_output_tokens,
+        "share": share,
         "models": model or None,
     }
     with tenancy(settings_from(config, state_dir, run_dir)) as reached:

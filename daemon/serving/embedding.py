@@ -167,7 +167,7 @@ async def _vectors(
                     ids,
                     priority=principal.priority,
                     tenant=principal.tenant_id,
-                    weight=1.0,
+                    weight=principal.limits.weight,
                     deadline_s=remaining_s,
                     adapter=replica.adapter,
                 )

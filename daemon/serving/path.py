@@ -137,6 +137,7 @@ class ServingPath:
             one_call=request.tools is not None and not request.tools.parallel,
             tenant=principal.tenant_id,
             priority=principal.priority,
+            weight=principal.limits.weight,
             adapter=replica.adapter,
             deadline_mono=None if request.deadline_s is None else live.started_mono + request.deadline_s,
             constraint_param=_constraint_param(request),

@@ -153,6 +153,7 @@ class Limit(Base):
     tokens_per_month: Mapped[int | None] = mapped_column(BigInteger)
     max_context_tokens: Mapped[int | None] = mapped_column(BigInteger)
     max_output_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    share: Mapped[float | None]
     models_json: Mapped[str | None] = mapped_column(Text)
     updated_at: Mapped[datetime]
 

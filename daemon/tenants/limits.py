@@ -23,7 +23,13 @@ class TenantLimits:
     tokens_per_month: int | None = None
     max_context_tokens: int | None = None  # prompt and output of one choice
     max_output_tokens: int | None = None
+    share: float | None = None  # of the engines' tokens, beside other tenants of its priority; None: 1, as they have
     models: frozenset[str] | None = None
+
+    @property
+    def weight(self) -> float:
+        """The share as the scheduler takes it."""
+        return 1.0 if self.share is None else self.share
 
     def allows_model(self, model: str) -> bool:
         return self.models is None or model in self.models

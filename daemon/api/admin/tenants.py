@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class LimitsBody(Body):
-    """None is unlimited; models None allows every model."""
+    """None is unlimited; models None allows every model; share None is 1, of the engines beside other tenants."""
 
     max_concurrency: Count | None = None
     max_queue: Annotated[int, Field(ge=0)] | None = None
@@ -33,6 +33,7 @@ class LimitsBody(Body):
     tokens_per_month: Count | None = None
     max_context_tokens: Count | None = None
     max_output_tokens: Count | None = None
+    share: Annotated[float, Field(ge=0.01, le=100)] | None = None
     models: list[str] | None = None
 
     def limits(self) -> TenantLimits:

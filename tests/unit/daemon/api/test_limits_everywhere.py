@@ -17,7 +17,7 @@ from daemon.api.routes import AuthRule
 from daemon.tenants.brake import FREE_FAILURES, Brake
 from daemon.tenants.limits import TenantLimits
 from daemon.tenants.principal import Role
-from tests.fakes.fake_services import FakeServices
+from tests.fakes.fake_services import MODEL, TESTER, FakeServices, add_replica
 
 
 def methods() -> list[tuple[str, bool]]:
@@ -141,3 +141,17 @@ async def test_guesses_over_grpc_are_slowed_too(services: FakeServices) -> None:
     assert set(codes[:-1]) == {grpc.StatusCode.UNAUTHENTICATED}
     assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "127.0.0.1" in services.tenants.brake._failed
+
+
+async def test_priority_and_share_reach_the_engine(services: FakeServices, base_url: str) -> None:
+    key = await services.new_key("gold", TenantLimits(share=2.5))
+    tenant = await services.tenants.tenant("gold")
+    await services.tenants.set_limits(TESTER, "gold", TenantLimits(share=2.5), priority=-3)
+    add_replica(services.router, "org/encoder", services.engine, dimensions=4)
+    async with httpx.AsyncClient(base_url=base_url, headers={"authorization": f"Bearer {key}"}) as client:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        asked = await client.post("/v1/embeddings", json={"model": "org/encoder", "input": "hi"})
+        assert asked.status_code == 200
+    for sent in (services.engine.submitted[-1], services.engine.embedded[-1]):
+        assert (sent.tenant, sent.priority, sent.weight) == (tenant.id, -3, 2.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.batches.shelf import Shelf
 from daemon.settings import Settings
 from daemon.store import backup
 from daemon.store.session import Store
@@ -146,3 +148,78 @@ def test_server_database_is_its_operators_to_back_up(settings: Settings) -> None
     elsewhere = settings.model_copy(update={"database_url": type(settings.database_url)("postgresql://h/d")})
     with pytest.raises(ConfigError, match="pg_dump"):
         backup.create(elsewhere)
+
+
+async def test_stored_files_are_in_it_as_they_were_when_it_began(store: Store, settings: Settings) -> None:
+    await filled(store)
+    shelf = Shelf(settings.files_dir)
+    first, gone = shelf.new_id(), shelf.new_id()
+    shelf.append(first, b"one\n" * 100_000)
+    shelf.append(gone, b"was here\n")
+    copied = backup._copy_database
+
+    def meanwhile(source: Path, target: Path) -> str:
+        revision = copied(source, target)
+        shelf.remove(gone)  # a client deletes one, and a batch writes on
+        shelf.append(first, b"two\n")
+        return revision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backup, "_copy_database", meanwhile)
+        facts = backup.create(settings)
+    assert facts.stored_files == 2
+    assert not settings.files_dir.with_name("files.held").exists()
+    shelf.append(first, b"three\n")
+    later = shelf.new_id()
+    shelf.append(later, b"later\n")
+    store.close()
+    backup.restore(settings, facts.path)
+    assert shelf.path(first).read_bytes() == b"one\n" * 100_000 + b"two\n"
+    assert shelf.path(gone).read_bytes() == b"was here\n"
+    assert shelf.path(gone).stat().st_mode & 0o777 == 0o600
+    assert not shelf.path(later).exists()
+    (before,) = (settings.state_dir / "backups").glob("before-restore-*.files")
+    assert (before / f"{later}.jsonl").read_bytes() == b"later\n"
+    damaged = touched(facts.path, f"files/{first}.jsonl", b"")
+    with pytest.raises(StoreError, match="damaged"):
+        backup.restore(settings, damaged)
+    assert shelf.path(first).read_bytes().endswith(b"two\n")
+    assert not list(settings.state_dir.glob("files.restored-*"))
+
+
+async def test_without_stored_files_those_that_are_there_stay(store: Store, settings: Settings) -> None:
+    await filled(store)
+    shelf = Shelf(settings.files_dir)
+    kept = shelf.new_id()
+    shelf.append(kept, b"x\n")
+    facts = backup.create(settings, with_files=False)
+    assert facts.stored_files is None
+    store.close()
+    backup.restore(settings, facts.path)
+    assert shelf.path(kept).read_bytes() == b"x\n"
+
+
+async def test_names_that_lead_elsewhere_are_not_written(store: Store, settings: Settings) -> None:
+    await filled(store)
+    facts = backup.create(settings)
+    evil = {"plain/../outside.crt": b"x", "files/../../outside.jsonl": b"y", "plain/trusted-keys/../../o.pub": b"z"}
+    out = facts.path.with_name("evil.backup")
+    with tarfile.open(facts.path) as source, tarfile.open(out, "w") as target:
+        for member in source:
+            file = source.extractfile(member)
+            assert file is not None
+            found = file.read()
+            if member.name == "manifest.json":
+                manifest = json.loads(found)
+                manifest["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in evil.items()}
+                found = json.dumps(manifest).encode()
+                member.size = len(found)
+            target.addfile(member, io.BytesIO(found))
+        for name, data in evil.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            target.addfile(member, io.BytesIO(data))
+    store.close()
+    backup.restore(settings, out)
+    everywhere = {path.name for path in settings.state_dir.parent.rglob("*")}
+    assert not everywhere & {"outside.crt", "outside.jsonl", "o.pub"}
