@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "I8_ROW")
 INTEGER_KINDS = frozenset(KINDS[3:])
 EXACT, INT8, BF16_ROUNDED = 0, 1, 2
@@ -140,6 +140,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_set_isa": (_I, (c_char_p,)),
     "bayard_isa": (c_char_p, ()),
     "bayard_isa_available": (_I, (c_char_p,)),
+    "bayard_has_bf16": (_I, ()),
     "bayard_set_threads": (_I, (_I, _I)),
     "bayard_threads": (_I, ()),
     "bayard_usable_cores": (_I, ()),

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.kernels.cpu import abi, ops
 from engine.kernels.cpu.experts import GATES, experts_exact, experts_int8, pack_experts
-from engine.kernels.cpu.library import absent_reason, isa
+from engine.kernels.cpu.library import absent_reason, has_bf16, isa
 from engine.kernels.cpu.weights import keep_rows, pack
 from engine.kernels.registry import Implementation, OpQuery
 
@@ -39,12 +39,12 @@ def _integer(query: OpQuery) -> str | None:
 
 def _rounded(query: OpQuery) -> str | None:
     if query.weight_kind != "BF16":
-        return f"multiplies bf16 in tiles; the weight is {query.weight_kind or 'of no named kind'}"
+        return f"multiplies bf16 by bf16; the weight is {query.weight_kind or 'of no named kind'}"
     if query.activation != "int8":
         return "rounds activations to bf16; the profile asks for exact ones"
     reason = _weighted(query)
-    if reason is None and isa() != "amx":
-        return f"needs AMX; this CPU's kernels are {isa()}"
+    if reason is None and not has_bf16():
+        return f"needs AMX or AVX512_BF16; this CPU's kernels are {isa()} without"
     return reason
 
 
@@ -85,7 +85,7 @@ def implementations() -> Iterable[Implementation]:
 
     yield Implementation("linear", "cpu", PRIORITY, _weighted, ops.linear_exact, pack, detail)
     yield Implementation("linear", "cpu-int8", PRIORITY + 1, _integer, ops.linear_int8, pack, f"{detail}, int8")
-    yield Implementation("linear", "cpu-bf16", PRIORITY + 1, _rounded, ops.linear_bf16, pack, f"{detail}, bf16 tiles")
+    yield Implementation("linear", "cpu-bf16", PRIORITY + 1, _rounded, ops.linear_bf16, pack, f"{detail}, bf16")
     yield Implementation("embedding", "cpu", PRIORITY, _weighted, ops.embedding, keep_rows, detail)
     yield plain("rms_norm", _common, ops.rms_norm)
     yield plain("add_rms_norm", _common, ops.add_rms_norm)

@@ -32,7 +32,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 3
+#define BAYARD_ABI_VERSION 4
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);
@@ -42,6 +42,8 @@ BAYARD_API const char* bayard_error_text(int code);
 BAYARD_API int bayard_set_isa(const char* name);
 BAYARD_API const char* bayard_isa(void);
 BAYARD_API int bayard_isa_available(const char* name);
+// Whether BAYARD_BF16_ROUNDED has products of its own here: in tiles, or with AVX512_BF16.
+BAYARD_API int bayard_has_bf16(void);
 
 // The pool. threads 0: one a usable core. Blocks until a running call has ended.
 BAYARD_API int bayard_set_threads(int threads, int pin);
@@ -67,8 +69,7 @@ enum { BAYARD_PLAIN = 0, BAYARD_RMS_NORM = 1, BAYARD_SILU_MUL = 2, BAYARD_GELU_M
 // out [m, n] = prepare(x) times the weight's transpose, + bias [n], + residual [m, n] (which may be out itself).
 // prepare: plain (x [m, k]); RMS norm with norm_weight [k] and eps (x [m, k]); a gate of the first k columns and the
 // last k (x [m, 2k]). int8 rounds activations to 8 bits a block of 32, for I8_ROW weights a row; kinds without an int8
-// form stay exact. bf16_rounded rounds them to bf16 for BF16 weights where the CPU multiplies those in tiles; else they
-// stay exact.
+// form stay exact. bf16_rounded rounds them to bf16 for BF16 weights where the CPU multiplies those; else they stay exact.
 typedef struct BayardLinear {
   const BayardWeight* weight;
   const float* bias;

@@ -103,6 +103,7 @@ int bayard_set_isa(const char* name) {
 }
 const char* bayard_isa(void) { return kernels().name; }
 int bayard_isa_available(const char* name) { return isa_available(name) ? 1 : 0; }
+int bayard_has_bf16(void) { return kernels().linear_bf16 ? 1 : 0; }
 
 int bayard_set_threads(int threads, int pin) {
   std::lock_guard<std::mutex> lock(g_mutex);

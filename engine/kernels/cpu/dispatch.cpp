@@ -26,6 +26,7 @@ void bayard_fill_linear_avx512(KernelTable*);
 void bayard_fill_vector_avx512(KernelTable*);
 void bayard_fill_attention_avx512(KernelTable*);
 void bayard_fill_linear_amx(KernelTable*);
+void bayard_fill_linear_avx512bf16(KernelTable*);
 #endif
 }
 
@@ -77,6 +78,7 @@ void fill_amx(KernelTable* t) {
 }
 void fill_avx512(KernelTable* t) {
   bayard_fill_linear_avx512(t);
+  if (__builtin_cpu_supports("avx512bf16")) bayard_fill_linear_avx512bf16(t);
   bayard_fill_vector_avx512(t);
   bayard_fill_attention_avx512(t);
 }

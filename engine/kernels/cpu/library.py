@@ -65,6 +65,11 @@ def isa() -> str:
     return str(load().bayard_isa().decode())
 
 
+def has_bf16() -> bool:
+    """Whether products of bf16 with bf16 are computed as such, in tiles or with AVX512_BF16."""
+    return bool(load().bayard_has_bf16())
+
+
 def available_isas() -> tuple[str, ...]:
     """Those this CPU, its kernel and this build can run, plainest first."""
     return tuple(name for name in KNOWN_ISAS if load().bayard_isa_available(name.encode()))

@@ -61,7 +61,7 @@ def linear_int8(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out
 
 
 def linear_bf16(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """As linear_exact, with activations rounded to bfloat16 where the CPU multiplies those in tiles."""
+    """As linear_exact, with activations rounded to bfloat16 where the CPU multiplies those."""
     return _linear(x, weight, bias, abi.BF16_ROUNDED, out)
 
 

@@ -17,7 +17,12 @@ CHECK = Path(__file__).with_name("memory_check.cpp")
 COMMON = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-fPIC", "-w"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
-FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": [*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"]}
+FLAGS = {
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512bf16": [*AVX512, "-mavx512bf16"],
+    "amx": [*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+}
 EMULATED_TILES = Path(__file__).with_name("emulated_tiles.h")
 COMPILER = os.environ.get("CXX") or shutil.which("c++")
 
