@@ -35,6 +35,7 @@ from daemon.workers.supervisor import Supervisor
 from engine.errors import BayardError, ModelNotFound
 
 if TYPE_CHECKING:
+    from daemon.api.connections import Connections
     from daemon.batches.desk import BatchDesk
     from daemon.batches.runner import BatchRunner
     from daemon.models.aliases import Aliases
@@ -83,6 +84,7 @@ class Appliance:
         self.grpc: Grpc | None = None
         self.admin_tls: HttpServer | None = None
         self.tls: ServerTls | None = None
+        self.connections: Connections | None = None
         # Kernels are compiled once on a machine, not at each start; a home folder may not be there to write to.
         self._worker_env = {"TRITON_CACHE_DIR": str(settings.kernels_dir), **(worker_env or {})}
         self._load_text = load_text or load_text_of
@@ -309,6 +311,7 @@ class Appliance:
         self.metrics.certificate_left_s = lambda: self.tls.left_s if self.tls is not None else None
         self.metrics.admission_waiting = lambda: self.tenants.admission.waiting
         self.metrics.event_failures = lambda: self.events.unwritten_failures
+        self.metrics.connections = lambda: self.connections
 
     def at_stop(self, name: str, stop: Callable[[], Awaitable[None] | None]) -> None:
         """The last that was added is stopped first."""

@@ -22,7 +22,8 @@ async def open_servers(app: Appliance) -> None:
     """Raises: ConfigError for an address that is taken, or a certificate that cannot be used"""
     from daemon.api.admin import PeerProtocol, build_admin_app
     from daemon.api.batches.running import build_runner
-    from daemon.api.guard import GuardedProtocol
+    from daemon.api.connections import Connections
+    from daemon.api.guard import GuardedProtocol, guarded
     from daemon.api.http import build_app
     from daemon.tenants.first_key import make_first_key
 
@@ -61,7 +62,10 @@ async def open_servers(app: Appliance) -> None:
         app.admin_tls = HttpServer("admin TLS", admin_app, admin_tls_socket, GuardedProtocol, app.tls.context)
         await app.start_part("admin TLS", app.admin_tls.start, app.admin_tls.stop)
     context = app.tls.context if app.tls is not None and settings.tls.enabled else None
-    app.http = HttpServer("http", build_app(app), http_socket, GuardedProtocol, context)
+    app.connections = Connections(settings.http.max_connections)
+    app.http = HttpServer(
+        "http", build_app(app), http_socket, guarded(app.connections), context, settings.http.keep_alive_s
+    )
     await app.start_part("http", app.http.start, app.http.stop)
     if app.tls is not None:
         following = asyncio.create_task(_follow(app.tls), name="follow certificates")

@@ -46,6 +46,7 @@ class HttpServer:
         sock: socket.socket,
         protocol: type[asyncio.Protocol] | str = "httptools",
         tls: ssl.SSLContext | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self.name = name
         self._sock = sock
@@ -59,7 +60,7 @@ class HttpServer:
             server_header=False,
             date_header=True,
             proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # it is only ever given to call_later
             timeout_graceful_shutdown=int(CLOSE_S),
             backlog=2048,
         )

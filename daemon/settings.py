@@ -32,6 +32,16 @@ class Section(BaseModel):
 class HttpSettings(Section):
     host: str = Field(default="127.0.0.1", description="Address the OpenAI-compatible HTTP API listens on.")
     port: Port = Field(default=8080, description="Its port; 0 takes any free one.")
+    max_connections: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Most connections at once, and no more than the limit of open files leaves room for. Above it the "
+        "one that has been idle longest is closed.",
+    )
+    keep_alive_s: float = Field(
+        default=75.0, ge=1, le=3600, description="A connection without a request is closed after so long."
+    )
     cors_origins: str = Field(
         default="",
         description="Origins whose web pages may call the API, separated by spaces; `*` is any, empty is none.",
@@ -112,6 +122,9 @@ class WorkerSettings(Section):
     )
     memory_max_bytes: int = Field(
         default=0, ge=0, description="With cgroups, the most host memory of one worker; 0 sets no limit."
+    )
+    host_memory_bytes: int = Field(
+        default=0, ge=0, description="Most host memory that plans give all workers together; 0 is all there is."
     )
     packed_bytes: int = Field(
         default=32 << 30,

@@ -183,6 +183,7 @@ class WorkerStats(Struct, frozen=True):
     aborts_total: int = 0
     draft_tokens_total: int = 0  # guessed
     draft_accepted_total: int = 0  # ... and right
+    outlier_misses_total: int | None = None  # rows with an outlier in a column not kept apart; None: none are kept
     last_step_s: float = 0.0
     rss_bytes: int = 0
     device_bytes: int = 0

@@ -6,16 +6,18 @@ What is bounded here would otherwise be buffered before any application sees the
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from daemon.api.connections import Connections
 from daemon.api.errors import WireError, route_error
 
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 40 << 10  # target and headers together
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 10.0
-_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
 class HeadRefused(Exception):
@@ -23,9 +25,13 @@ class HeadRefused(Exception):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """For the public HTTP server. A head that is not complete within head_timeout_s costs its connection."""
+    """For the public HTTP server. A head that is not complete within head_timeout_s costs its connection.
+
+    bound: what all connections of one server share; `guarded` makes the class with it.
+    """
 
     head_timeout_s = HEAD_TIMEOUT_S
+    bound: ClassVar[Connections | None] = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,11 +39,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._refusal: WireError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        if self.bound is not None and not self.bound.made(self):
+            self._refusal = route_error(503, "too_many_connections", f"All {self.bound.most:,} connections are in use.")
+            self.send_400_response("")
+            return
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self.bound is not None:
+            self.bound.lost(self)
         super().connection_lost(exc)
+
+    def close_idle(self) -> None:
+        """Make room for another; no request is under way here."""
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -64,7 +80,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
+        if self.bound is not None:
+            self.bound.busy(self)
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        if self.bound is not None and not self.pipeline:
+            self.bound.idle_again(self)
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0
@@ -94,6 +117,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, message: str) -> None:
         self._refusal = _too_large(message)
         raise HeadRefused(message)
+
+
+def guarded(bound: Connections) -> type[GuardedProtocol]:
+    """The protocol of one server, whose connections share this bound."""
+    return type("BoundProtocol", (GuardedProtocol,), {"bound": bound})
 
 
 def _too_large(message: str) -> WireError:

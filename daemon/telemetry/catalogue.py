@@ -107,6 +107,12 @@ DRAFTS = MetricSpec(
     ("worker", "model", "outcome"),
     "Speculation: tokens guessed, and those of them that were accepted.",
 )
+OUTLIER_MISSES = MetricSpec(
+    "bayard_engine_outlier_misses_total",
+    "counter",
+    ("worker", "model"),
+    "Rows of inputs with an outlier outside the columns that 8-bit weights keep apart; absent where none are kept.",
+)
 DEVICE_MEMORY = MetricSpec(
     "bayard_accelerator_memory_bytes", "gauge", ("device", "use"), "Memory of an accelerator: total, used."
 )
@@ -124,6 +130,15 @@ CERTIFICATE = MetricSpec(
 )
 DAEMON_RSS = MetricSpec("bayard_daemon_resident_bytes", "gauge", (), "Resident memory of the daemon.")
 DAEMON_FDS = MetricSpec("bayard_daemon_open_files", "gauge", (), "File descriptors that the daemon holds open.")
+CONNECTIONS = MetricSpec(
+    "bayard_http_connections", "gauge", ("state",), "Connections of the HTTP port: busy with a request, or idle."
+)
+CONNECTIONS_CLOSED = MetricSpec(
+    "bayard_http_connections_closed_total",
+    "counter",
+    ("why",),
+    "Connections that the bound on their number cost: evicted while idle, or refused because all were busy.",
+)
 UPTIME = MetricSpec("bayard_uptime_seconds", "gauge", (), "Since the daemon was ready.")
 
 # kept by the daemon as requests pass
@@ -157,6 +172,7 @@ READ_AT_SCRAPE = (
     WORKER_STATE,
     WORKER_RESTARTS,
     DRAFTS,
+    OUTLIER_MISSES,
     DEVICE_MEMORY,
     DEVICE_USE,
     DEVICE_TEMPERATURE,
@@ -166,6 +182,8 @@ READ_AT_SCRAPE = (
     CERTIFICATE,
     DAEMON_RSS,
     DAEMON_FDS,
+    CONNECTIONS,
+    CONNECTIONS_CLOSED,
     EVENTS_UNSTORED,
     UPTIME,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -15,6 +15,9 @@ from daemon.telemetry import catalogue as c
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 from hwdetect.accelerator import Accelerator
+
+if TYPE_CHECKING:
+    from daemon.api.connections import Connections
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -40,6 +43,7 @@ class Metrics:
         self.accelerators: Callable[[], Iterable[Accelerator]] = tuple
         self.refused_guesses: Callable[[], int] = int
         self.certificate_left_s: Callable[[], float | None] = lambda: None
+        self.connections: Callable[[], Connections | None] = lambda: None
         self.ready_mono: float | None = None
         self.registry.register(_AtScrape(self))
 
@@ -99,6 +103,12 @@ class _AtScrape(Collector):
         own = psutil.Process()
         families[c.DAEMON_RSS.name].add_metric([], own.memory_info().rss)
         families[c.DAEMON_FDS.name].add_metric([], own.num_fds())
+        held = self._metrics.connections()
+        if held is not None:
+            for labels, value in (("busy", len(held) - held.idle), ("idle", held.idle)):
+                families[c.CONNECTIONS.name].add_metric([labels], value)
+            for labels, value in (("evicted", held.evicted), ("refused", held.refused)):
+                families[c.CONNECTIONS_CLOSED.name].add_metric([labels], value)
         for device in self._metrics.accelerators():
             _add_device(families, device)
         for view in self._metrics.views():
@@ -144,6 +154,8 @@ def _add_worker(families: dict[str, Any], view: WorkerView) -> None:
         (c.WORKER_DEVICE, stats.device_bytes),
     ):
         families[spec.name].add_metric(who, value)
+    if stats.outlier_misses_total is not None:
+        families[c.OUTLIER_MISSES.name].add_metric(who, stats.outlier_misses_total)
     for outcome, tokens in (("guessed", stats.draft_tokens_total), ("accepted", stats.draft_accepted_total)):
         families[c.DRAFTS.name].add_metric([*who, outcome], tokens)
     for use, pages in (

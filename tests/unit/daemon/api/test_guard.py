@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from daemon.api.guard import MAX_HEAD_BYTES, GuardedProtocol
+from daemon.api.connections import RESERVED_FILES, Connections, open_files_limit
+from daemon.api.guard import MAX_HEAD_BYTES, GuardedProtocol, guarded
 from daemon.api.http import build_app
-from tests.fakes.fake_services import FakeServices, http_server
+from tests.fakes.fake_services import MODEL, FakeServices, http_server
 
 
 class HastyProtocol(GuardedProtocol):
@@ -79,3 +80,56 @@ async def test_kept_connection_serves_bodies_larger_than_a_head(url: str, servic
             response = await http.post("/v1/chat/completions", json={"user": "x" * 100_000})
             assert response.json()["error"]["param"] == "model"
             await asyncio.sleep(0.25)  # longer than a head may take
+
+
+@pytest.fixture
+async def small(services: FakeServices) -> AsyncIterator[tuple[str, Connections]]:
+    bound = Connections(3)
+    async with http_server(build_app(services), http=guarded(bound)) as made:
+        yield made, bound
+
+
+async def opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+
+
+async def test_idle_connection_makes_room_and_busy_ones_stay(
+    small: tuple[str, Connections], services: FakeServices
+) -> None:
+    url, bound = small
+    services.engine.hold = asyncio.Event()
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {services.key}\r\n"
+    request = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    busy = [await opened(url) for _ in range(2)]
+    for _, writer in busy:
+        writer.write(request)
+    async with asyncio.timeout(5):
+        while len(services.engine.open) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    idle = [await opened(url) for _ in range(4)]
+    for reader, _ in idle[:3]:
+        assert await asyncio.wait_for(reader.read(), 5) == b"", "the one that was idle longest made room"
+    assert (len(bound), bound.idle, bound.evicted, bound.refused) == (3, 1, 3, 0)
+    idle[3][1].write(request)
+    async with asyncio.timeout(5):
+        while len(services.engine.open) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    status, error = await send(url, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (status, error["code"]) == (503, "too_many_connections")
+    services.engine.hold.set()
+    for reader, _ in [*busy, idle[3]]:
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)).split()[1] == b"200"
+    async with asyncio.timeout(5):
+        while bound.idle < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for _, writer in [*busy, *idle]:
+        writer.close()
+    async with asyncio.timeout(5):
+        while len(bound):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_bound_leaves_files_for_the_rest_of_the_daemon() -> None:
+    assert Connections(10**9).most == open_files_limit() - RESERVED_FILES
+    assert Connections(7).most == 7
