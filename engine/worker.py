@@ -21,6 +21,7 @@ from engine.core import EngineCore
 from engine.devices.disk import sequential_bytes_per_s
 from engine.encoder.core import EncoderCore
 from engine.errors import BayardError, DeviceLost, DoesNotFit, WorkerError
+from engine.kernels.outlier_misses import misses_of
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -76,7 +77,7 @@ class Worker:
         self._unprepared = True  # graphs may be left to capture
         self._stopping = False
         self._memory_mono = float("-inf")
-        self._memory: dict[str, int] = {}
+        self._memory: dict[str, int | None] = {}
         self._last_progress_mono = 0.0
         self._last_sent_mono = 0.0
 
@@ -219,11 +220,15 @@ class Worker:
         self._send(woken)
 
     def _completed(self, engine: BuiltEngine, stats: WorkerStats) -> WorkerStats:
-        """With this process's beat and memory, the latter looked up once a heartbeat: steps are short."""
+        """With this process's beat, and its memory and device counters, looked up once a heartbeat: steps are short."""
         now = time.monotonic()
         if now - self._memory_mono >= self.config.heartbeat_s:
             self._memory_mono = now
-            self._memory = {"rss_bytes": _rss_bytes(), "device_bytes": engine.device.used_bytes()}
+            self._memory = {
+                "rss_bytes": _rss_bytes(),
+                "device_bytes": engine.device.used_bytes(),
+                "outlier_misses_total": misses_of(engine.device.torch_device).total(),
+            }
         return msgspec.structs.replace(stats, beat=self._beat, **self._memory)
 
     def _progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:

@@ -7,6 +7,7 @@ CodedTensor has; other packings are put in that order on the device.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -60,6 +61,8 @@ def _whole(parts: Mapping[str, Tensor], name: str, shape: tuple[int, int]) -> Co
         if bool((columns < 0).any() | (columns >= shape[1]).any() | (columns.diff() <= 0).any()):
             raise UnsupportedFormat(f"{name} has outlier columns out of order or range.", "Quantise the model again.")
         outliers = Outliers(columns, parts["outlier_weight"])
+        if "outlier_threshold" in parts:
+            outliers = replace(outliers, threshold=float(parts["outlier_threshold"]))
     return check_codes(CodedTensor("int8", shape, parts["weight"], scales, outliers=outliers), name)
 
 

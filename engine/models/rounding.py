@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels.cpu import library as cpu_library
 from engine.layers.weight import Weight, device_of, stack_rows
-from engine.quant.coded_tensor import CodedTensor
+from engine.quant.coded_tensor import OUTLIER_SIZE, CodedTensor
 from engine.quant.encode import encode, encode_mixed
 from engine.quant.gguf_encode import q4_1, q8_0
 from engine.spec.precision import WeightPrecision, is_rounded
@@ -32,7 +32,17 @@ INPUT_OF = {
     "experts_down": "experts_inner",
 }
 
-InputOutliers = Mapping[tuple[int, str], Tensor]  # (layer, input) -> columns [k] int64, ascending
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutlierSet:
+    """What is known of one input. Shapes: columns [k] int64, ascending"""
+
+    columns: Tensor
+    threshold: float = OUTLIER_SIZE  # from where a number of this input is an outlier
+
+
+NO_OUTLIERS = OutlierSet(NOWHERE)
+InputOutliers = Mapping[tuple[int, str], OutlierSet]  # by layer and input
 
 
 def input_of(role: str) -> str:
@@ -75,7 +85,8 @@ class Rounding:
         columns = wide.shape[1]
         match self.precision:
             case WeightPrecision.INT8_MIXED:
-                return encode_mixed(wide, self.outliers.get((layer, input_of(role)), NOWHERE).to(wide.device))
+                known = self.outliers.get((layer, input_of(role)), NO_OUTLIERS)
+                return encode_mixed(wide, known.columns.to(wide.device), threshold=known.threshold)
             case WeightPrecision.INT4:
                 group = next((size for size in GROUPS if columns % size == 0), columns)
                 return encode(wide, "int4", group, asymmetric=True)

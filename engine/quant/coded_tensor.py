@@ -29,6 +29,7 @@ HALF_BYTE_KINDS = ("int4", "fp4_nv", "fp4_mx")
 FIXED_GROUPS = {"fp4_nv": 16, "fp4_mx": 32}
 NAN_CODE = 0x7F  # of E4M3, with either sign
 NAN_EXPONENT = 0xFF  # of E8M0
+OUTLIER_SIZE = 6.0  # from where an input is an outlier, if nothing was learnt of its usual size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,7 @@ class Outliers:
 
     columns: Tensor
     weights: Tensor
+    threshold: float = OUTLIER_SIZE  # an input beyond it in another column is one that was missed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +106,8 @@ class CodedTensor:
 
         moved = None
         if self.outliers is not None:
-            moved = Outliers(self.outliers.columns.to(device), self.outliers.weights.to(device))
+            there_too = self.outliers.columns.to(device), self.outliers.weights.to(device)
+            moved = Outliers(*there_too, self.outliers.threshold)
         return replace(
             self,
             codes=self.codes.to(device),

@@ -1,6 +1,6 @@
 """Rounding one column after the other, what each loses being made up for by those that are still to be rounded.
 
-Source: GPTQ (ICLR'23), with the columns in their own order and the multipliers fixed before.
+Source: GPTQ (ICLR'23), with the multipliers fixed before.
 """
 
 from __future__ import annotations
@@ -56,19 +56,22 @@ def compensated_to(nearest: CodedTensor, matrix: Tensor, moments: Tensor) -> Cod
 
 
 def compensated(matrix: Tensor, moments: Tensor, rounder: Rounder) -> None:
-    """Give each column to rounder as it is when its turn has come.
+    """Give each column to rounder as it is when its turn has come: those of the largest inputs first.
 
+    So what costs most is rounded while most columns are left to make up for it.
     Shapes: matrix [N, K] float32; moments [K, K], the inputs' mean products
     """
-    inverse = _upper_of_inverse(moments)
-    left = matrix.clone()
+    order = moments.diagonal().argsort(descending=True, stable=True)
+    places = order.tolist()
+    inverse = _upper_of_inverse(moments[order][:, order])
+    left = matrix[:, order]
     columns = matrix.shape[1]
     for start in range(0, columns, COLUMNS_AT_ONCE):
         end = min(start + COLUMNS_AT_ONCE, columns)
         part, errors = left[:, start:end].clone(), torch.empty_like(left[:, start:end])
         for j in range(end - start):
             column = part[:, j : j + 1]
-            errors[:, j] = (column - rounder(start + j, column))[:, 0] / inverse[start + j, start + j]
+            errors[:, j] = (column - rounder(places[start + j], column))[:, 0] / inverse[start + j, start + j]
             part[:, j + 1 :] -= errors[:, j : j + 1] * inverse[start + j, start + j + 1 : end]
         left[:, end:] -= errors @ inverse[start:end, end:]
 

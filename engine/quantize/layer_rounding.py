@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.rounding import NOWHERE, input_of
+from engine.models.rounding import NO_OUTLIERS, input_of
 from engine.quant.coded_tensor import CodedTensor
-from engine.quant.encode import encode, encode_mixed
+from engine.quant.encode import encode, encode_fp8, encode_mixed
 from engine.quantize.compensation import compensated_to
 from engine.quantize.int4_search import best_scale, rounded_int4
 from engine.quantize.learning import LayerInputs
@@ -51,8 +51,8 @@ class LayerRounding:
     def _rounded(self, matrix: Tensor, role: str, inputs: LayerInputs | None, scale: Tensor | None) -> CodedTensor:
         name = input_of(role)
         if self.precision is WeightPrecision.INT8_MIXED:
-            columns = NOWHERE if inputs is None else inputs.outliers.get(name, NOWHERE)
-            return encode_mixed(matrix, columns.to(matrix.device))
+            known = NO_OUTLIERS if inputs is None else inputs.outliers.get(name, NO_OUTLIERS)
+            return encode_mixed(matrix, known.columns.to(matrix.device), threshold=known.threshold)
         sample = None if inputs is None else inputs.samples.get(name)
         if sample is None:
             return self._to_nearest(matrix, None)
@@ -62,6 +62,8 @@ class LayerRounding:
     def _to_nearest(self, matrix: Tensor, weights: Tensor | None) -> CodedTensor:
         if self.precision is WeightPrecision.INT4:
             return rounded_int4(matrix, self.group, weights)
+        if self.precision is WeightPrecision.FP8:
+            return encode_fp8(matrix, weights)
         return encode(matrix, str(self.precision))
 
     def _fold_scales(

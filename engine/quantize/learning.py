@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.models.checkpoint import Progress
-from engine.models.rounding import input_of
+from engine.models.rounding import OutlierSet, input_of
 from engine.quantize.int4_search import InputSample, sample_of
 from engine.quantize.outliers import outlying
 from engine.quantize.text_pass import batch_of, streamed_model, windows_of
@@ -22,7 +22,7 @@ class LayerInputs:
     """By the input's name."""
 
     samples: dict[str, InputSample] = field(default_factory=dict)
-    outliers: dict[str, Tensor] = field(default_factory=dict)
+    outliers: dict[str, OutlierSet] = field(default_factory=dict)
 
 
 def learn(

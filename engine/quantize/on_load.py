@@ -40,7 +40,7 @@ def rounding_of(
         return Rounding(precision), notes
     tokens, found = learning_tokens(spec)
     outliers = learn_outliers(spec, tokens, device, dtype, progress, capabilities=capabilities)
-    columns = sum(len(columns) for columns in outliers.values())
+    columns = sum(len(known.columns) for known in outliers.values())
     notes.append(f"{columns:,} outlier columns of {len(outliers):,} inputs stay in 16 bits.")
     return Rounding(precision, outliers), notes + found
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.models.checkpoint import Progress
-from engine.models.rounding import input_of
+from engine.models.rounding import OutlierSet, input_of
 from engine.quantize.text_pass import batch_of, streamed_model, windows_of
 from engine.spec.model_spec import ModelSpec
 
@@ -29,12 +29,12 @@ def learn_outliers(
     *,
     threshold: float = THRESHOLD,
     capabilities: frozenset[str] = frozenset(),
-) -> dict[tuple[int, str], Tensor]:
-    """(layer, input) -> columns [k] int64, ascending; at most OUTLIER_COLUMNS, the largest first where there are more.
+) -> dict[tuple[int, str], OutlierSet]:
+    """By layer and input; at most OUTLIER_COLUMNS columns, the largest first where there are more.
 
     Blocks: for as long as reading the checkpoint and one forward take
     """
-    found: dict[tuple[int, str], Tensor] = {}
+    found: dict[tuple[int, str], OutlierSet] = {}
 
     def watch(roles: list[str], layer: int, x: Tensor) -> None:
         if roles[0] != "router":
@@ -46,10 +46,11 @@ def learn_outliers(
     return found
 
 
-def outlying(x: Tensor, threshold: float = THRESHOLD, most: int = OUTLIER_COLUMNS) -> Tensor:
-    """Shapes: x [M, K] -> [k] int64, ascending, on the host"""
+def outlying(x: Tensor, threshold: float = THRESHOLD, most: int = OUTLIER_COLUMNS) -> OutlierSet:
+    """The set on the host. threshold: times the input's usual size. Shapes: x [M, K]"""
     wide = x.to(torch.float32)
     largest = wide.abs().amax(dim=0)
-    typical = wide.square().mean().sqrt()
+    limit = threshold * float(wide.square().mean().sqrt())
     chosen = torch.argsort(largest, descending=True, stable=True)[:most]
-    return chosen[largest[chosen] > threshold * typical].sort().values.to(device="cpu", dtype=torch.int64)
+    columns = chosen[largest[chosen] > limit].sort().values.to(device="cpu", dtype=torch.int64)
+    return OutlierSet(columns, limit)

@@ -35,6 +35,7 @@ def stored_parts(weight: CodedTensor, original: Tensor) -> dict[str, Tensor]:
             found["weight"] = weight.codes.index_copy(1, at, rounded)
             found["outlier_columns"] = weight.outliers.columns.to(torch.int32)
             found["outlier_weight"] = weight.outliers.weights
+            found["outlier_threshold"] = torch.tensor([weight.outliers.threshold], dtype=torch.float32)
         return found
     assert weight.kind == "int4", weight.kind
     zeros = torch.full(weight.scales.shape, 8, dtype=torch.uint8) if weight.zeros is None else weight.zeros

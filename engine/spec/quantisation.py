@@ -99,6 +99,7 @@ def components(scheme: QuantScheme, rows: int, columns: int) -> tuple[Component,
             found.append(Component("outlier_columns", ("I32",), outliers, required=False))
             kept = tuple((rows, count) for count in range(1, 129))
             found.append(Component("outlier_weight", ("F16",), kept, required=False))
+            found.append(Component("outlier_threshold", ("F32",), ((1,),), required=False))
         case Storage.FLOAT8:
             found = [Component("weight", (E4M3,), ((rows, columns),)), scale]
         case Storage.NVFP4:

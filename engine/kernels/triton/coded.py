@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.quant.coded_tensor import CodedTensor
+from engine.quant.coded_tensor import OUTLIER_SIZE, CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 
 CODES = ("fp8", "int8", "int4", "fp4")
@@ -39,6 +39,7 @@ class CodedWeight:
     pairs: Tensor | None = None  # int32 [N, G]: see paired
     outlier_columns: Tensor | None = None  # [k] int32: inputs whose codes are zero, kept in 16 bits beside
     outlier_weights: Tensor | None = None
+    outlier_threshold: float = OUTLIER_SIZE
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
@@ -72,9 +73,10 @@ def coded(weight: CodedTensor | QuantTensor) -> CodedWeight:
     codes = weight.codes.contiguous()
     if weight.kind in ("int4", "fp4_nv", "fp4_mx"):
         codes = _half_blocks(codes)
-    kept, columns = None, None
+    kept, columns, threshold = None, None, OUTLIER_SIZE
     if weight.outliers is not None:
         kept, columns = weight.outliers.weights.contiguous(), weight.outliers.columns
+        threshold = weight.outliers.threshold
         codes = codes.index_fill(1, columns.to(torch.int64), 0)
     scales, zeros = weight.scales.contiguous(), weight.zeros
     code, scale_code = KINDS[weight.kind if kept is None else "int8_mixed"]
@@ -85,7 +87,8 @@ def coded(weight: CodedTensor | QuantTensor) -> CodedWeight:
         scales = _narrow(scales).repeat_interleave(repeats, dim=1)
         zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
     pairs = paired(scales, zeros)
-    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, pairs, columns, kept)
+    beside = columns, kept, threshold
+    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, pairs, *beside)
 
 
 def paired(scales: Tensor, zeros: Tensor | None) -> Tensor | None:

@@ -43,7 +43,7 @@ def pack(weight: torch.Tensor | QuantTensor | CodedTensor) -> PackedLinear:
     if split.outlier_columns is None or split.outlier_weights is None:
         return PackedLinear(split)
     columns, stored = split.outlier_columns, split.outlier_weights
-    kept = outlier_columns(columns, split.shape[1], dtype=stored.dtype)
+    kept = outlier_columns(columns, split.shape[1], split.outlier_threshold, stored.dtype)
     beside = torch.zeros(split.shape[0], padded_outliers(len(columns)), dtype=stored.dtype, device=stored.device)
     beside[:, : len(columns)] = stored
     return PackedLinear(split, kept, beside)

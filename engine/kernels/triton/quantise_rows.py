@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.outlier_misses import misses_of
 from engine.kernels.triton.device import converts_fp8
 
 PLAIN, NORM, ADD_NORM, SILU, GELU = 0, 1, 2, 3, 4
@@ -53,7 +54,7 @@ def outlier_columns(
     padded[: len(columns)] = columns.to(torch.int32)
     marks = torch.zeros(depth, dtype=torch.uint8, device=device)
     marks[columns.to(torch.int64)] = 1
-    return OutlierColumns(padded, marks, torch.zeros(1, dtype=torch.int32, device=device), threshold, dtype)
+    return OutlierColumns(padded, marks, misses_of(device).counter(), threshold, dtype)
 
 
 def padded_outliers(count: int) -> int:
@@ -129,7 +130,7 @@ def _quantise_kernel(
     if GROUP == 0:
         largest = tl.max(tl.abs(values), axis=0)
         if NUM_OUTLIERS > 0:
-            tl.atomic_add(misses, (largest > threshold).to(tl.int32), sem="relaxed")
+            tl.atomic_add(misses, 1, mask=largest > threshold, sem="relaxed")
         scale = tl.maximum(largest, 1e-30) / LIMIT
         tl.store(scales + row, scale)
         quotient = values / scale

@@ -78,3 +78,7 @@ def test_worker_statistics_are_read_at_the_scrape() -> None:
     assert got[("bayard_worker_restarts_total", who)] == 3
     assert got[("bayard_worker_step_age_seconds", who)] == 0.25
     assert got[("bayard_kv_pages", (("model", "m"), ("use", "active"), ("worker", "w")))] == 4
+    assert ("bayard_engine_outlier_misses_total", who) not in got, "unknown is not zero"
+    counted = WorkerStats(outlier_misses_total=12)
+    metrics.views = lambda: [view(S.READY, stats=counted)]
+    assert samples(metrics)[("bayard_engine_outlier_misses_total", who)] == 12

@@ -13,7 +13,7 @@ from engine.builder import build_engine
 from engine.errors import InvalidParameter
 from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.models import Model
-from engine.models.rounding import NOWHERE, Rounding
+from engine.models.rounding import NOWHERE, OutlierSet, Rounding
 from engine.quantize.outliers import learn_outliers, outlying
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision
@@ -47,7 +47,7 @@ def test_rounded_models_logits_do_not_depend_on_the_batch(
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_rows_are_rounded_alike_alone_and_together(precision: WeightPrecision) -> None:
     weight = torch.randn(24, 128)
-    rounding = Rounding(precision, {(0, "attn_in"): torch.tensor([3, 77])})
+    rounding = Rounding(precision, {(0, "attn_in"): OutlierSet(torch.tensor([3, 77]))})
     whole = rounding.coded(weight, "attn_q", 0).dequantize()
     halves = [rounding.coded(part, "attn_q", 0).dequantize() for part in (weight[:11], weight[11:])]
     assert torch.equal(whole, torch.cat(halves))
@@ -56,9 +56,10 @@ def test_rows_are_rounded_alike_alone_and_together(precision: WeightPrecision) -
 def test_outlying_finds_planted_columns_and_no_others() -> None:
     x = torch.randn(200, 96, generator=torch.Generator().manual_seed(1))
     x[:, [7, 40]] *= 20
-    assert outlying(x).tolist() == [7, 40]
-    assert outlying(torch.randn(200, 96)).tolist() == []
-    assert len(outlying(x * torch.logspace(0, 4, 96), most=3)) <= 3
+    assert outlying(x).columns.tolist() == [7, 40]
+    assert 15 < outlying(x).threshold < 21
+    assert outlying(torch.randn(200, 96)).columns.tolist() == []
+    assert len(outlying(x * torch.logspace(0, 4, 96), most=3).columns) <= 3
 
 
 def test_outliers_kept_apart_make_rounded_activations_many_times_better() -> None:
@@ -70,7 +71,7 @@ def test_outliers_kept_apart_make_rounded_activations_many_times_better() -> Non
     truth = x.double() @ weight.double().T
 
     def product(columns: torch.Tensor) -> torch.Tensor:
-        coded = Rounding(WeightPrecision.INT8_MIXED, {(0, "attn_in"): columns}).coded(weight, "attn_q", 0)
+        coded = Rounding(WeightPrecision.INT8_MIXED, {(0, "attn_in"): OutlierSet(columns)}).coded(weight, "attn_q", 0)
         rest = x.clone()
         rest[:, columns] = 0
         scales = rest.abs().amax(dim=1, keepdim=True) / 127
@@ -78,9 +79,9 @@ def test_outliers_kept_apart_make_rounded_activations_many_times_better() -> Non
         whole[:, columns] = x[:, columns]
         return whole.double() @ coded.dequantize().double().T
 
-    plain, mixed = (float((product(c) - truth).norm() / truth.norm()) for c in (NOWHERE, outlying(x)))
+    plain, mixed = (float((product(c) - truth).norm() / truth.norm()) for c in (NOWHERE, outlying(x).columns))
     clean = x.clone()
-    assert outlying(clean).tolist() == planted.tolist()
+    assert outlying(clean).columns.tolist() == planted.tolist()
     assert 5 <= plain / mixed <= 50, (plain, mixed)
 
 
@@ -93,8 +94,9 @@ def test_learnt_outliers_are_the_same_each_time_and_of_every_input(tmp_path: Pat
         for _ in range(2)
     ]
     assert set(runs[0]) == {(i, name) for i in range(2) for name in ("attn_in", "attn_out", "mlp_in", "mlp_inner")}
-    assert any(len(columns) for columns in runs[0].values())
-    assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
+    assert any(len(known.columns) for known in runs[0].values())
+    assert all(torch.equal(runs[0][key].columns, runs[1][key].columns) for key in runs[0])
+    assert all(runs[0][key].threshold == runs[1][key].threshold > 0 for key in runs[0])
 
 
 def engine_tokens(path: Path, **changes: Any) -> list[int]:
