@@ -12,7 +12,9 @@ $FAKE_SCRIPT, a JSON object; and again from the file $FAKE_SCRIPT_FILE, if set, 
     error           every request ends with this error code               hang            stop answering and beating
     crash_after     die by SIGKILL after so many tokens of all requests   ignore_stop     outlive Stop and SIGTERM
     say             a line for the log at start                           protocol        speak of another version
+    rss_bytes       said of it while it is awake
     sleep_error     stay awake, with this message                         wake_error      stay asleep; wake_s: takes so
+    allocate_bytes  take so much memory before it is ready, and say so in the log
     embeds          answer Embed too, with vectors of so many numbers
 
 max_tokens is honoured (LENGTH); a token of stop_token_ids ends with STOP; Abort ends with ABORT. Imports no torch.
@@ -87,6 +89,7 @@ class FakeWorker:
     stopping: bool = False
     asleep: bool = False
     script_mtime_ns: int = 0
+    memory: list[bytearray] = field(default_factory=list)
 
     def send(self, event: Event) -> None:
         self.socket.send(event_encoder.encode(event))
@@ -108,6 +111,9 @@ class FakeWorker:
         while (passed := time.monotonic() - started) < load_s:
             self.send(LoadProgress("reading", int(100 * passed / load_s), 100))
             time.sleep(min(0.05, load_s))
+        if taken := int(self.script.get("allocate_bytes", 0)):
+            print("taking memory", flush=True)
+            self.memory = [bytearray(b"x" * (1 << 20)) for _ in range(taken >> 20)]
         self.send(LoadProgress("warming", 100, 100))
         self.send(
             WorkerReady(
@@ -244,6 +250,7 @@ class FakeWorker:
             prompt_tokens_total=self.prompt_tokens,
             output_tokens_total=self.tokens,
             aborts_total=self.aborts,
+            rss_bytes=0 if self.asleep else int(self.script.get("rss_bytes", 0)),
             knobs=self.knobs,
         )
 

@@ -84,6 +84,11 @@ class Daemon:
         with httpx.Client(transport=transport, base_url="http://bayard", timeout=10) as client:
             return client.get(f"/admin/v1/{path}").raise_for_status().json()
 
+    def admin_post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        transport = httpx.HTTPTransport(uds=str(self.state_dir / "run" / "admin.sock"))
+        with httpx.Client(transport=transport, base_url="http://bayard", timeout=10) as client:
+            return client.post(f"/admin/v1/{path}", json=body).raise_for_status().json()
+
     @property
     def url(self) -> str:
         return str(self.admin("status")["http"])

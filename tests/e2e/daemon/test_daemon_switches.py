@@ -80,7 +80,7 @@ def test_no_request_is_lost_while_a_proven_worker_takes_the_others_place(boxed: 
     for asker in askers:
         asker.start()
     boxed.command("plan", "activate", "long")
-    boxed.until(lambda: len(workers(boxed)) == 1 and workers(boxed)[0]["id"] == f"{MODEL}@2", 40)
+    boxed.until(lambda: [item["id"] for item in workers(boxed) if item["state"] == "ready"] == [f"{MODEL}@2"], 40)
     time.sleep(0.3)
     stop.set()
     for asker in askers:
@@ -107,25 +107,59 @@ def test_worker_that_fails_its_proof_never_gets_traffic(boxed: Daemon, key: str)
     boxed.until(lambda: asked(url, key, 4).status_code == 200)  # once the old one has read that it works again
 
 
-STEPS: dict[str, Callable[[Daemon], bool]] = {
-    "asked for": lambda daemon: True,
-    "new one loads": lambda daemon: len(workers(daemon)) == 2,
-    "old one drains": lambda daemon: any(item["state"] == "draining" for item in workers(daemon)),
-    "done": lambda daemon: [item["id"] for item in workers(daemon)] == [f"{MODEL}@2"],
+Step = Callable[[Daemon], bool]
+
+
+def in_state(state: str) -> Step:
+    return lambda daemon: any(item["state"] == state for item in workers(daemon))
+
+
+STEPS: dict[str, dict[str, Step]] = {
+    "beside": {
+        "asked for": lambda daemon: True,
+        "new one loads": lambda daemon: len(workers(daemon)) == 2,
+        "old one drains": in_state("draining"),
+        "done": lambda daemon: context_of(daemon) == [LONG] and not in_state("draining")(daemon),
+    },
+    "sleep-first": {
+        "old one drains": in_state("draining"),
+        "old one sleeps": in_state("sleeping"),
+        "new one loads": lambda daemon: len(workers(daemon)) == 2,
+    },
+    "drain-first": {
+        "old one drains": in_state("draining"),
+        "new one loads": in_state("starting"),
+        "done": lambda daemon: context_of(daemon) == [LONG],
+    },
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_daemon_killed_at_a_step_of_a_switch_converges_at_the_next_start(boxed: Daemon, key: str, step: str) -> None:
-    boxed.env["BAYARD_WORKERS_STOP_GRACE_S"] = "3"
+def room_for_one(daemon: Daemon, *, and_a_sleeper: bool) -> None:
+    """Host memory for either plan's worker, not for both; beside one that sleeps if asked."""
+    plans = {name: json.loads(daemon.command("plan", "show", name, "--json").stdout) for name in ("short", "long")}
+    (short,), (long,) = (plans[name]["models"] for name in ("short", "long"))
+    larger = max(short["memory_bytes"], long["memory_bytes"])
+    daemon.env["BAYARD_WORKERS_HOST_MEMORY_BYTES"] = str((512 << 20) + larger + (16 << 20))
+    if not and_a_sleeper:  # what it says it holds awake is then too little to be what sleeping would free
+        daemon.script(token_s=0.1, load_s=0.4, rss_bytes=64 << 20)
+
+
+@pytest.mark.parametrize(("how", "step"), [(how, step) for how in STEPS for step in STEPS[how]])
+def test_daemon_killed_at_a_step_of_a_switch_converges_at_the_next_start(
+    boxed: Daemon, key: str, how: str, step: str
+) -> None:
+    boxed.env["BAYARD_WORKERS_STOP_GRACE_S"] = "1.5"
     boxed.script(token_s=0.1, load_s=0.4)
+    if how != "beside":
+        room_for_one(boxed, and_a_sleeper=how == "sleep-first")
     boxed.start()
     boxed.until_serving()
     running = threading.Thread(target=_until_cut, args=(boxed.url, key))
     running.start()  # holds the old one in its drain
     boxed.until(lambda: workers(boxed)[0]["requests_running"] == 1)
     boxed.command("plan", "activate", "long")
-    boxed.until(lambda: STEPS[step](boxed), 40)
+    boxed.until(lambda: STEPS[how][step](boxed), 40)
+    assert switches(boxed)[0]["to_state"] == how, switches(boxed)
     pids = [item["pid"] for item in workers(boxed) if item["pid"]]
     boxed.stop()  # SIGKILL
     running.join()
@@ -140,6 +174,34 @@ def test_daemon_killed_at_a_step_of_a_switch_converges_at_the_next_start(boxed: 
     boxed.until(lambda: not any(psutil.pid_exists(pid) for pid in pids))  # the dead daemon's workers went with it
     with sqlite3.connect(boxed.state_dir / "bayard.db") as database:
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+
+
+def test_switch_back_wakes_the_sleeper_and_loses_nobody(boxed: Daemon, key: str) -> None:
+    room_for_one(boxed, and_a_sleeper=True)
+    boxed.script(token_s=0.01, load_s=1.0)
+    boxed.start()
+    boxed.until_serving()
+    (pid,) = [item["pid"] for item in workers(boxed)]
+    url, statuses, stop = boxed.url, [], threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            statuses.append(asked(url, key, 10).status_code)
+
+    asker = threading.Thread(target=keep_asking)
+    asker.start()
+    for plan, context in (("long", LONG), ("short", 2048)):
+        boxed.command("plan", "activate", plan)
+        boxed.until(lambda context=context: context_of(boxed) == [context] and in_state("sleeping")(boxed), 40)  # type: ignore[misc]
+    boxed.until(lambda: len(switches(boxed)) == 4)
+    stop.set()
+    asker.join()
+    assert set(statuses) == {200}
+    assert [event["to_state"] for event in switches(boxed)] == ["sleep-first", "switched"] * 2
+    there, back = [event["fields"]["gap_s"] for event in switches(boxed)[1::2]]
+    assert back < there
+    assert back < 1.0
+    assert [item["pid"] for item in workers(boxed) if item["state"] == "ready"] == [pid]
 
 
 def _until_cut(url: str, key: str) -> None:
