@@ -30,6 +30,7 @@ from bench.provenance import provenance
 from engine.kernels.triton import fp8_rows, quant_dots, quant_linear
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.few_rows import KERNELS, few_rows, of_fine
+from engine.kernels.triton.fp4_native import NATIVE_ROWS, linear_fp4, to_e4m3
 from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_dots import DotsTiles
@@ -37,6 +38,7 @@ from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles,
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
 from engine.kernels.triton.tuned import add, few_key
+from engine.quant.encode import encode
 
 Shape = tuple[int, int]  # (K, N)
 LLAMA: dict[str, Shape] = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
@@ -185,6 +187,29 @@ def native(bench: Bench, rows: int) -> None:
     for name, full in LLAMA.items():
         for kind in ("fp8", "int8"):
             _native_of(bench, rows, name, bench.shape(full), kind)
+        if rows >= NATIVE_ROWS:
+            for kind in ("fp4_nv", "fp4_mx"):
+                _native_fp4_of(bench, rows, name, bench.shape(full), kind)
+
+
+def _native_fp4_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:
+    """Four-bit floats made E4M3 for the library's product."""
+    depth, columns = shape
+    plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
+    base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
+    packed = quant_linear.pack(encode(plain, kind))
+    took_us = bench.times(lambda p: linear_fp4(x, p), [packed])
+    bench.show(
+        "native",
+        kind=kind,
+        matrix=name,
+        rows=rows,
+        us=round(took_us, 1),
+        convert_us=round(bench.times(to_e4m3, [packed.weight]), 1),
+        bf16_us=round(base_us, 1),
+        over_bf16=round(base_us / took_us, 2),
+        error=relative_error(linear_fp4(x, packed), truth(x, packed.weight)),
+    )
 
 
 def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.report_kernels import kernel_tables
 from engine.errors import ConfigError
 
 Line = dict[str, Any]
@@ -169,6 +170,14 @@ def quality_section(lines: list[Line]) -> str:
     return "\n".join([f"## {origin['model']}, precisions", "", _origin(origin), "", *_table(heads, rows), "", note, ""])
 
 
+def kernels_section(lines: list[Line]) -> str:
+    """Quantised kernels beside plain ones."""
+    parts = ["## Quantised kernels", "", _origin(lines[0]), ""]
+    for what, heads, rows in kernel_tables(lines[1:]):
+        parts += [f"{what}.", "", *_table(heads, rows), ""]
+    return "\n".join(parts)
+
+
 def tide_section(lines: list[Line]) -> str:
     """A compressed day under two static plans and under the schedule."""
     origin, runs = lines[0], lines[1:]
@@ -233,6 +242,7 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "peers": peers_section,
     "host": host_section,
     "quality": quality_section,
+    "kernels": kernels_section,
     "tide": tide_section,
 }
 
