@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.report_control import idle_rows, serve_rows, soak_rows
 from bench.report_kernels import kernel_tables
 from engine.errors import ConfigError
 
@@ -63,7 +64,7 @@ def peers_section(lines: list[Line]) -> str:
     rows = []
     for line in lines:
         if "skipped" in line:
-            rows.append([line["peer"], f"not measured: {line['skipped']}", "", "", ""])
+            rows.append([line["peer"], f"not measured: {line['skipped']}", "", "", "", ""])
             continue
         beyond = line.get("rss_beyond_file_bytes")
         rows.append(
@@ -73,11 +74,16 @@ def peers_section(lines: list[Line]) -> str:
                 _ratio(line.get("decode_tok_s"), base.get("decode_tok_s"), line is base),
                 _ratio(line.get("streams8_decode_tok_s"), base.get("decode_tok_s"), line is base),
                 "" if beyond is None else f"{beyond / 1e6:,.0f} MB",
+                "" if line.get("read_share") is None else f"{line['read_share']:.0%}",
             ]
         )
     title = f"## {origin['model']}, {lines[0]['threads']} CPU threads, beside peers"
-    heads = ["engine", "prefill tok/s", "decode tok/s", "8 streams tok/s", "memory beyond the file"]
-    note = "Ratios are against llama.cpp's one stream in the same run."
+    heads = ["engine", "prefill tok/s", "decode tok/s", "8 streams tok/s", "memory beyond the file", "of read rate"]
+    activation = {"int8": "Our activations are rounded to 8 bits. ", "exact": "Our activations are exact. "}
+    note = (
+        f"{activation.get(str(origin.get('activation')), '')}Ratios are against llama.cpp's one stream in the same "
+        "run; the share of the memory's measured read rate is that of decoding one stream."
+    )
     return "\n".join([title, "", _origin(origin), "", *_table(heads, rows), "", note, ""])
 
 
@@ -212,6 +218,29 @@ def tide_section(lines: list[Line]) -> str:
     return "\n".join(parts)
 
 
+def serve_section(lines: list[Line]) -> str:
+    """What the control plane adds."""
+    table = _table(["figure", "seen"], serve_rows(lines[1]))
+    return "\n".join(
+        ["## The control plane beside an engine that answers at once", "", _origin(lines[0]), "", *table, ""]
+    )
+
+
+def soak_section(lines: list[Line]) -> str:
+    """An hour of mixed load."""
+    table = _table(["figure", "seen"], soak_rows(lines[1:-1], lines[-1]))
+    note = "Streams, whole answers, embeddings, clients that leave or read slowly, wrong keys and bodies, listings, "
+    note += "scrapes, admin reads, keys made and revoked, and every few minutes a killed worker."
+    return "\n".join(["## The control plane under mixed load", "", _origin(lines[0]), "", *table, "", note, ""])
+
+
+def idle_section(lines: list[Line]) -> str:
+    """Connections that do nothing."""
+    heads = ["run", "idle connections", "first token p50 / p99", "without a token", "daemon's memory", ""]
+    table = _table(heads, idle_rows(lines[1:]))
+    return "\n".join(["## Connections that do nothing beside clients that work", "", _origin(lines[0]), "", *table, ""])
+
+
 def _origin(origin: Line) -> str:
     software = ", ".join(f"{name} {version}" for name, version in origin.get("software", {}).items() if version)
     facts = [origin["machine"], software, f"commit {origin['commit']}", origin["measured_at"]]
@@ -244,6 +273,9 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "quality": quality_section,
     "kernels": kernels_section,
     "tide": tide_section,
+    "serve": serve_section,
+    "soak": soak_section,
+    "idle": idle_section,
 }
 
 

@@ -104,3 +104,27 @@ def test_host_section_shows_rates_and_their_shares(tmp_path):
     assert "| one token | Q4_0, exact activations | 61.2 GB/s | 78% |" in text
     assert "| attention of a decode | 4,096 tokens of float16 | 70.0 GB/s | 90% |" in text
     assert "threads 16; isa amx." in text
+
+
+def test_control_plane_sections_tell_what_was_seen(tmp_path):
+    serve = {
+        "start_s": 1.5, "idle_rss_mb": 160, "loaded_rss_mb": 170, "clients": 256, "tokens_per_s": 38577,
+        "requests_per_s": 301.4, "incomplete": 0, "rate_per_s": 50.0, "ttft_p50_ms": 1.76, "ttft_p99_ms": 2.89,
+        "paced_requests": 500, "paced_without_token": 1,
+    }  # fmt: skip
+    text = page([read_result(written(tmp_path, {**ORIGIN, "bench": "serve"}, serve))])
+    assert "| streamed by 256 clients | 38,577 tokens/s, 301 requests/s |" in text
+    assert "| streams that did not end whole | 1 |" in text
+    verdict = {
+        "minutes": 60.0, "counts": {"stream 200": 9, "worker_kills": 2}, "rss_first_mb": 166.0, "rss_last_mb": 170.0,
+        "rss_growth_mb_per_hour": 3.9, "fds_min_max_end": [38, 50, 41], "threads_min_max_end": [16, 17, 17],
+        "exit_status": 0,
+    }  # fmt: skip
+    samples = [{"workers_rss_bytes": 36e6}, {"workers_rss_bytes": 37e6}]
+    text = page([read_result(written(tmp_path, {**ORIGIN, "bench": "soak"}, *samples, verdict))])
+    assert "166 / 170 MB (+3.9 MB/h)" in text
+    assert "| workers' memory, least / most | 36 / 37 MB |" in text
+    run = {"run": "beside", "idle": 9000, "ttft_p50_ms": 2.0, "ttft_p99_ms": 5.0, "requests": 10, "without_token": 0}
+    idle = run | {"rss_bytes": 2e8, "evicted": 1234}
+    text = page([read_result(written(tmp_path, {**ORIGIN, "bench": "idle"}, idle))])
+    assert "| beside | 9,000 | 2.0 / 5.0 ms | 0 of 10 | 200 MB | 1,234 made room |" in text
