@@ -39,7 +39,7 @@ from migrations.index import REVISIONS
 
 VERSION = 1
 SUFFIX = ".backup"
-_PLAIN = ("tls/ca.crt", "tls/server.crt", "settings.json")
+_PLAIN = ("tls/ca.crt", "tls/cross.crt", "tls/server.crt", "settings.json")
 _TRUSTED = re.compile(r"trusted-keys/[A-Za-z0-9][A-Za-z0-9_.-]*\.pub")
 _SECRET = ("tls/ca.key", "tls/server.key")
 _SALT_BYTES, _NONCE_BYTES = 16, 12

@@ -2,7 +2,8 @@
 
 ca.crt      what clients are told to trust; after a change of authority the old one too, until it expires
 ca.key      never leaves the folder
-server.crt  the server's certificate, then its authority's
+cross.crt   after a change of authority: the new one signed by the old, so that clients who know only that go on
+server.crt  the server's certificate, then its authority's: cross.crt where there is one, else that of ca.crt
 server.key
 """
 
@@ -53,6 +54,7 @@ class Authority:
         self.folder = folder
         self.ca_cert, self.ca_key = folder / "ca.crt", folder / "ca.key"
         self.server_cert, self.server_key = folder / "server.crt", folder / "server.key"
+        self.cross_cert = folder / "cross.crt"
 
     @property
     def there(self) -> bool:
@@ -69,15 +71,18 @@ class Authority:
     def rotate(self, names: list[str] | None = None, *, authority: bool = False) -> CertificateFacts:
         """A new server certificate, of the same names if none are given.
 
-        authority: a new authority too; clients trust old and new from ca.crt, until the old one expires.
+        authority: a new authority too. Clients that know only the one before go on, as it signs the new one; new
+        clients get both in ca.crt, until the old one expires.
         Raises: ConfigError if there is none
         """
         if not self.there:
             raise ConfigError(f"there is no authority in {self.folder}.", "Make one: `bayard tls init`.")
         chosen = names or list(facts_of(self.server_cert).names)
         if authority:
-            still = [cert for cert in _certificates(self.ca_cert) if cert.not_valid_after_utc > utc_now()]
+            old_key, known = _read_key(self.ca_key), _certificates(self.ca_cert)
+            still = [cert for cert in known if cert.not_valid_after_utc > utc_now()]
             self._make_ca(keep=b"".join(_pem(cert) for cert in still))
+            self._cross(known[0], old_key)
         return self._issue(chosen)
 
     def _make_ca(self, keep: bytes) -> None:
@@ -85,13 +90,26 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Bayard authority {utc_now():%Y-%m-%d %H:%M:%S}")])
         certificate = (
             _builder(name, name, key.public_key(), CA_DAYS)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)  # one that follows it
             .add_extension(_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
         _write(self.ca_key, _private_pem(key), 0o600)
         _write(self.ca_cert, _pem(certificate) + keep, 0o644)
+
+    def _cross(self, old: x509.Certificate, old_key: ec.EllipticCurvePrivateKey) -> None:
+        """The new authority, signed by the one before."""
+        key, new = _read_key(self.ca_key), _certificates(self.ca_cert)[0]
+        certificate = (
+            _builder(new.subject, old.subject, key.public_key(), until_at=old.not_valid_after_utc)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(old_key.public_key()), critical=False)
+            .sign(old_key, hashes.SHA256())
+        )
+        _write(self.cross_cert, _pem(certificate), 0o644)
 
     def _issue(self, names: list[str]) -> CertificateFacts:
         ca_key = _read_key(self.ca_key)
@@ -108,7 +126,10 @@ class Authority:
             .sign(ca_key, hashes.SHA256())
         )
         _write(self.server_key, _private_pem(key), 0o600)
-        _write(self.server_cert, _pem(certificate) + _pem(ca), 0o644)
+        above = ca
+        if self.cross_cert.exists() and _certificates(self.cross_cert)[0].not_valid_after_utc > utc_now():
+            above = _certificates(self.cross_cert)[0]  # in its place: beside it, old clients would stop at `ca`
+        _write(self.server_cert, _pem(certificate) + _pem(above), 0o644)
         return facts_of(self.server_cert)
 
 
@@ -132,9 +153,15 @@ def facts_of(path: Path) -> CertificateFacts:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int = CA_DAYS,
+    until_at: datetime | None = None,
 ) -> x509.CertificateBuilder:
+    """until_at: not later than that, however many days."""
     now = utc_now()
+    end_at = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -142,7 +169,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(end_at if until_at is None else min(end_at, until_at))
     )
 
 

@@ -78,7 +78,9 @@ async def test_new_certificate_is_shown_without_a_restart(own: Authority, tmp_pa
         assert await get(url, own.ca_cert) == "https"
 
 
-async def test_clients_of_the_old_authority_find_the_new_one_in_the_same_file(own: Authority, tmp_path: Path) -> None:
+async def test_clients_of_the_old_authority_go_on_and_new_ones_need_the_new_one_alone(
+    own: Authority, tmp_path: Path
+) -> None:
     tls = ServerTls(TlsSettings(enabled=True), tmp_path)
     old_ca = tmp_path / "old.crt"
     old_ca.write_bytes(own.ca_cert.read_bytes())
@@ -87,8 +89,19 @@ async def test_clients_of_the_old_authority_find_the_new_one_in_the_same_file(ow
         assert await get(url, own.ca_cert) == "https"  # still the old certificate: both authorities are trusted
         assert tls.look() is True
         assert await get(url, own.ca_cert) == "https"
+        assert await get(url, old_ca) == "https", "the old authority has signed the new one"
+        new_alone = tmp_path / "new.crt"
+        whole = own.ca_cert.read_text()
+        new_alone.write_text(whole[: whole.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")])
+        assert await get(url, new_alone) == "https"
+        own.rotate()
+        assert tls.look() is True
+        for ca in (old_ca, new_alone, own.ca_cert):
+            assert await get(url, ca) == "https"
+        stranger = Authority(tmp_path / "stranger")
+        stranger.init(["localhost"])
         with pytest.raises(httpx.ConnectError, match="verify failed"):
-            await get(url, old_ca)
+            await get(url, stranger.ca_cert)
 
 
 async def test_broken_new_certificate_leaves_the_old_in_use(own: Authority, tmp_path: Path) -> None:
