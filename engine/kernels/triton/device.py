@@ -19,6 +19,11 @@ def converts_fp8(device: torch.device) -> bool:
     return speaks_ptx(device) and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
+def copies_tiles(device: torch.device) -> bool:
+    """Whether the device copies tiles by descriptors of them."""
+    return speaks_ptx(device) and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 @functools.cache
 def units_of(device: torch.device) -> int:
     """Units that run programs side by side; of a device that does not say, those of a large GPU."""

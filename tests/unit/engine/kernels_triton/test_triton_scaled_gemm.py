@@ -97,8 +97,9 @@ def test_int8_products_are_exact_before_they_are_scaled(rows: int, columns: int,
     assert relative(got, truth) < 1e-6
     monkeypatch.setattr("engine.kernels.triton.scaled_gemm.LEAST_PART", 64)
     parted = ScaledTiles(16, 32, 64, 4, 2, splits=3)
-    for _ in range(2):  # the counters are as they were
-        assert torch.equal(scaled_gemm(a, w, a_scales, w_scales, torch.float32, bias, tiles=parted), got)
+    described = ScaledTiles(16, 32, 64, 4, 2, splits=2, described=True)  # a depth of 200 cannot be
+    for tiles in (parted, parted, described):  # the counters are as they were
+        assert torch.equal(scaled_gemm(a, w, a_scales, w_scales, torch.float32, bias, tiles=tiles), got)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -131,6 +132,9 @@ def test_products_with_outlier_columns_are_many_times_nearer_than_without() -> N
     assert mixed.outliers is not None
     beside = torch.zeros(48, 16, device=DEVICE)
     beside[:, :4] = mixed.outliers.weights
-    got = scaled_gemm(apart.codes, mixed.codes, apart.scales, mixed.scales, torch.float32, None, apart.outliers, beside)
+    sides = (apart.codes, mixed.codes, apart.scales, mixed.scales, torch.float32, None, apart.outliers, beside)
+    got = scaled_gemm(*sides)
+    described = ScaledTiles(16, 32, 128, 4, 2, described=True)
+    assert torch.allclose(scaled_gemm(*sides, tiles=described), got, rtol=1e-5, atol=1e-5)
     assert relative(got, truth) * 5 < relative(rough, truth)
     assert int(kept.misses) == 0
