@@ -24,7 +24,7 @@ from engine.kernels.triton.chained import chains, launch, let_next_start, wait_f
 from engine.kernels.triton.norms import gated
 
 CHUNK = 32  # numbers that share a multiplier
-CHUNKS_A_PROGRAM = 16
+CHUNKS_A_PROGRAM = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,45 +42,40 @@ class FineRows:
 
 
 @triton.jit
-def _store_fine(values, row, first_chunk, codes, scales, sums, width, CHUNKS: tl.constexpr, LANE: tl.constexpr):
-    """values: [CHUNKS, 32] float32, nothing but zeros beyond the width"""
+def _numbers(chunks, LANE: tl.constexpr):
+    """Places in a row, [C, parts, numbers] of chunks: a part is what one sum is of, half a lane."""
+    INNER: tl.constexpr = LANE // 2
+    part = tl.arange(0, 32 // INNER)[None, :, None]
+    return chunks[:, None, None] * 32 + part * INNER + tl.arange(0, INNER)[None, None, :]
+
+
+@triton.jit
+def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr):
+    """values: [C, parts, numbers] float32 as _numbers has them, nothing but zeros beyond the width"""
+    INNER: tl.constexpr = LANE // 2
+    PARTS: tl.constexpr = 32 // INNER
     lanes = width // LANE
     finite = tl.abs(values) < float("inf")
     values = tl.where(finite, values, 0.0)
-    exponent = tl.max(tl.abs(values), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.max(tl.max(tl.abs(values), axis=2), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.where(exponent < 0x0A000000, 0, exponent)  # below 2^-107: nothing beside any other numbers
     # 2^e / 2^14 and its inverse; what is not finite makes the multiplier so.
     scale = exponent.to(tl.float32, bitcast=True) * (1.0 / 16384.0)
-    scale = tl.where(tl.min(finite.to(tl.int32), axis=1) > 0, scale, float("nan"))
+    scale = tl.where(tl.min(tl.min(finite.to(tl.int32), axis=2), axis=1) > 0, scale, float("nan"))
     inverse = tl.where(exponent > 0, 0x7F000000 - exponent, 0).to(tl.float32, bitcast=True) * 16384.0
-    whole = tl.minimum(tl.floor(values * inverse[:, None] + 0.5), 32767.0).to(tl.int32)
-    k = tl.arange(0, 32)
-    chunk = first_chunk + tl.arange(0, CHUNKS)
-    within = chunk * 32 < width
+    whole = tl.minimum(tl.floor(values * inverse[:, None, None] + 0.5), 32767.0).to(tl.int32)
+    part = tl.arange(0, PARTS)[None, :]
     if LANE == 16:
-        word = (k // 16) * 2 + (k % 8) // 4
-        lane = (chunk * 2)[:, None] + ((k % 16) // 8)[None, :]
+        half, lane = part // 2, chunks[:, None] * 2 + part % 2
     else:
-        word = (k % 8) // 4
-        lane = (chunk * 4)[:, None] + (k // 8)[None, :]
-    place = (word[None, :] * lanes + lane) * 4 + (k % 4)[None, :]
-    tl.store(codes + row * width + place, whole.to(tl.int16), mask=within[:, None])
-    PER: tl.constexpr = 32 // LANE  # lanes of a chunk
-    if LANE == 16:
-        # [chunk, half of the block, lane, number]
-        halves = tl.sum(tl.reshape(whole, [CHUNKS, 2, 2, 8]), axis=3)
-        halves = tl.permute(halves, (0, 2, 1))
-    else:
-        halves = tl.sum(tl.reshape(whole, [CHUNKS, 4, 2, 4]), axis=3)
-    # halves: [chunk, lane, half]
-    of = (chunk * PER)[:, None] + tl.arange(0, PER)[None, :]
-    mask = within[:, None] & (of >= 0)
-    tl.store(scales + row * lanes + of, tl.broadcast_to(scale[:, None], [CHUNKS, PER]), mask=mask)
-    half = tl.arange(0, 2)
-    at = row * 2 * lanes + half[None, None, :] * lanes + of[:, :, None]
-    tl.store(
-        sums + at, halves.to(tl.float32) * scale[:, None, None], mask=mask[:, :, None] & (half >= 0)[None, None, :]
-    )
+        half, lane = part % 2, chunks[:, None] * 4 + part // 2
+    within = (chunks[:, None] * 32 < width) & (part >= 0)
+    number = tl.arange(0, INNER)[None, None, :]
+    word = half[:, :, None] * (LANE // 8) + number // 4
+    place = (word * lanes + lane[:, :, None]) * 4 + number % 4
+    tl.store(codes + row * width + place, whole.to(tl.int16), mask=within[:, :, None])
+    tl.store(sums + (row * 2 + half) * lanes + lane, tl.sum(whole, axis=2).to(tl.float32) * scale[:, None], mask=within)
+    tl.store(scales + row * lanes + lane, tl.broadcast_to(scale[:, None], lane.shape), mask=within & (half == 0))
 
 
 @triton.jit
@@ -93,15 +88,15 @@ def _fine_kernel(
         let_next_start()
         wait_for_last()
     row = tl.program_id(0).to(tl.int64)
-    first_chunk = tl.program_id(1) * CHUNKS
-    k = first_chunk * 32 + tl.arange(0, CHUNKS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    chunks = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)
+    k = _numbers(chunks, LANE)
     mask = k < width
     values = tl.load(x + row * x_stride + k, mask=mask, other=0.0).to(tl.float32)
     if GATE:
         up = tl.load(x + row * x_stride + width + k, mask=mask, other=0.0).to(tl.float32)
         # As the gate's own kernel stores it.
         values = gated(values, up, GATE == 2).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(values, row, first_chunk, codes, scales, sums, width, CHUNKS, LANE)
+    _store_fine(values, row, chunks, codes, scales, sums, width, LANE)
 
 
 @triton.jit
@@ -111,7 +106,8 @@ def _norm_fine_kernel(
 ):  # fmt: skip
     """A program a row. ADDED: the residual is added before, and the sum stored."""
     row = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, CHUNKS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    chunks = tl.arange(0, CHUNKS)
+    k = _numbers(chunks, LANE)
     mask = k < width
     weights = tl.load(weight + k, mask=mask, other=0.0).to(tl.float32)
     if CHAINED:
@@ -122,9 +118,9 @@ def _norm_fine_kernel(
         values += tl.load(residual + row * width + k, mask=mask, other=0.0)
         tl.store(total_out + row * width + k, values, mask=mask)
     values = values.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(tl.sum(values * values, axis=1), axis=0) / width + eps)
+    scale = tl.rsqrt(tl.sum(values * values) / width + eps)
     normed = (values * scale * weights).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(normed, row, 0, codes, scales, sums, width, CHUNKS, LANE)
+    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +169,7 @@ class FineForm:
         if rows.count:
             _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
                 x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
-                gate, CHUNKS_A_PROGRAM, self.lane, chains(x.device), num_warps=4, **launch(x.device),
+                gate, CHUNKS_A_PROGRAM, self.lane, chains(x.device), num_warps=1, **launch(x.device),
             )  # fmt: skip
         return rows
 
@@ -186,5 +182,5 @@ class FineForm:
         chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
         _norm_fine_kernel[(rows.count,)](
             x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
-            added, chunks, self.lane, chains(x.device), num_warps=8 if chunks >= 64 else 4, **launch(x.device),
+            added, chunks, self.lane, chains(x.device), num_warps=16 if chunks >= 128 else 4, **launch(x.device),
         )  # fmt: skip

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.coded import CodedWeight
-from engine.kernels.triton.decode import INPUTS, _decoded, _inputs, _products
+from engine.kernels.triton.decode import INPUTS, _decoded, _inputs
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
 from engine.kernels.triton.tuned import few_key, tuned
 
@@ -52,39 +52,45 @@ def _fp8_rows_kernel(
 ):  # fmt: skip
     """QUADS: words of four codes a row. GROUPS: multipliers a row."""
     first_n = tl.program_id(0) * BLOCK_N
-    n = tl.minimum(first_n + tl.arange(0, BLOCK_N), columns - 1).to(tl.int64)[:, None]
-    lanes = tl.arange(0, BLOCK_Q)[None, :]
+    n = tl.minimum(first_n + tl.arange(0, BLOCK_N), columns - 1).to(tl.int64)
+    lanes = tl.arange(0, BLOCK_Q)
     EVEN: tl.constexpr = QUADS % BLOCK_Q == 0
     GROUP: tl.constexpr = QUADS // GROUPS
-    base = codes + n * QUADS
-    following = tl.load(base + lanes, mask=lanes < QUADS, other=0, eviction_policy="evict_first")
+    base = codes + n[:, None] * QUADS
+    following = tl.load(base + lanes[None, :], mask=(lanes < QUADS)[None, :], other=0, eviction_policy="evict_first")
     if CHAINED:
         let_next_start()
         wait_for_last()
     sums = ()
     for _ in tl.static_range(ROWS):
         sums = sums + (tl.zeros([BLOCK_N, BLOCK_Q], tl.float32),)
-    for start in tl.static_range(0, QUADS, BLOCK_Q):
+    for start in range(0, QUADS, BLOCK_Q):
         words = following
         at = start + lanes
+        beyond = at + BLOCK_Q < QUADS
+        following = tl.load(
+            base + (at + BLOCK_Q)[None, :], mask=beyond[None, :], other=0, eviction_policy="evict_first"
+        )
         in_k = at < QUADS
-        if start + BLOCK_Q < QUADS:
-            beyond = at + BLOCK_Q < QUADS
-            following = tl.load(base + at + BLOCK_Q, mask=beyond, other=0, eviction_policy="evict_first")
         if GROUPS > 1:
-            scale = tl.load(scales + n * GROUPS + at // GROUP, mask=in_k, other=0.0).to(tl.float32)
+            place = n[:, None] * GROUPS + (at // GROUP)[None, :]
+            scale = tl.load(scales + place, mask=in_k[None, :], other=0.0).to(tl.float32)
         if CONVERTS:
-            numbers = _converted(words)
+            first, second, third, fourth = _converted(words)
         else:
-            numbers = _decoded(words, 0, 0, 0, PTX)
+            first, second, third, fourth = _decoded(words, 0, 0, 0, PTX)
         fresh = ()
         for m in tl.static_range(ROWS):
-            row = x + m * QUADS * (4 if INPUT == 2 else 1)
-            inputs = _inputs(row, at, in_k, EVEN, INPUT, PTX)
+            a, b, c, d = _inputs(x + m * QUADS * (4 if INPUT == 2 else 1), at, in_k, EVEN, INPUT, PTX)
+            total = sums[m]
             if GROUPS > 1:
-                total = sums[m] + _products(tl.zeros([BLOCK_N, BLOCK_Q], tl.float32), numbers, inputs) * scale
-            else:
-                total = _products(sums[m], numbers, inputs)
+                total = tl.zeros([BLOCK_N, BLOCK_Q], tl.float32)
+            total += first * a[None, :]
+            total += second * b[None, :]
+            total += third * c[None, :]
+            total += fourth * d[None, :]
+            if GROUPS > 1:
+                total = sums[m] + total * scale
             fresh = fresh + (total,)
         sums = fresh
     rows = first_n + tl.arange(0, BLOCK_N)
