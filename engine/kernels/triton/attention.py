@@ -121,8 +121,8 @@ def _decode(work: _Work, *, mixed: bool) -> None:
     tile = tiles.decode_tile(dim, view.element_size())
     inputs = (q, view, out, partial, stats, work.block_tables, work.query_starts, work.context_lens,
               q if work.sinks is None else work.sinks, q.stride(0), q.stride(1), work.block_tables.stride(0),
-              view.stride(0), view.stride(1), view.stride(2), num_heads, work.scale)  # fmt: skip
-    forms = (page, work.window_tokens or 0, work.softcap or 0.0, work.sinks is not None, splits, mixed)
+              view.stride(0), view.stride(1), view.stride(2), num_heads, work.scale, splits)  # fmt: skip
+    forms = (page, work.window_tokens or 0, work.softcap or 0.0, work.sinks is not None, splits > 1, mixed)
     block_m = max(tile.block_m, triton.next_power_of_2(repeat))
     grid = (sequences, groups, splits)
     chained = chains(q.device)
@@ -136,7 +136,7 @@ def _decode(work: _Work, *, mixed: bool) -> None:
     if splits > 1:
         grid = (sequences * num_heads, 1, 1)
         _merge_kernel[grid](
-            partial, stats, out, work.query_starts, num_heads, dim, block_d, splits, mixed, chained,
+            partial, stats, out, work.query_starts, num_heads, splits, dim, block_d, MAX_SPLITS, mixed, chained,
             num_warps=2, **launch(q.device),
         )  # fmt: skip
 

@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention_decode import _row_of
-from engine.kernels.triton.attention_prefill import _base2
+from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.cached_bytes import _bias, _halves, _limit, _scales_at
 from engine.kernels.triton.chained import let_next_start, wait_for_last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
 def _decode_bytes_kernel(
     q, view, out, partial, partial_stats, block_tables, query_starts, context_lens, sinks,
     q_token_stride, q_head_stride, table_stride, page_stride, plane_stride, head_stride,
-    num_heads, scale,
+    num_heads, scale, splits,
     REPEAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_P: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
     MIXED: tl.constexpr, CODE: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_P: pairs of a head, up to the next power of two. Strides of the view are in bytes"""
@@ -40,7 +40,7 @@ def _decode_bytes_kernel(
     if WINDOW > 0:
         first = tl.maximum(0, context - WINDOW)
     tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
-    per_split = tl.cdiv(tiles, SPLITS)
+    per_split = tl.cdiv(tiles, splits)
     start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
     end = tl.minimum(start + per_split * BLOCK_N, context)
     rows = tl.arange(0, BLOCK_M)
@@ -94,13 +94,13 @@ def _decode_bytes_kernel(
         maximum = new_maximum
     even = even * (_bias(CODE) / _limit(CODE))
     odd = odd * (_bias(CODE) / _limit(CODE))
-    if SPLITS == 1:
+    if not SPLIT:
         norm = tl.where(total == 0.0, 1.0, total)[:, None]
         out_at = out + (row * num_heads + q_heads[:, None]) * DIM + 2 * pairs[None, :]
         tl.store(out_at, (even / norm).to(out.dtype.element_ty), mask=kept)
         tl.store(out_at + 1, (odd / norm).to(out.dtype.element_ty), mask=kept)
     else:
-        place = (sequence * num_heads + q_heads) * SPLITS + split
+        place = (sequence * num_heads + q_heads) * splits + split
         partial_at = partial + place[:, None] * DIM + 2 * pairs[None, :]
         tl.store(partial_at, even, mask=kept)
         tl.store(partial_at + 1, odd, mask=kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_prefill import _base2
+from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.chained import let_next_start, wait_for_last
 
 
@@ -23,13 +23,13 @@ def _row_of(query_starts, sequence, MIXED: tl.constexpr):
     return row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
 def _decode_kernel(
     q, view, out, partial, partial_stats, block_tables, query_starts, context_lens, sinks,
     q_token_stride, q_head_stride, table_stride, page_stride, plane_stride, head_stride,
-    num_heads, scale,
+    num_heads, scale, splits,
     REPEAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
     MIXED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
@@ -46,7 +46,7 @@ def _decode_kernel(
     if WINDOW > 0:
         first = tl.maximum(0, context - WINDOW)
     tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
-    per_split = tl.cdiv(tiles, SPLITS)
+    per_split = tl.cdiv(tiles, splits)
     start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
     end = tl.minimum(start + per_split * BLOCK_N, context)
     rows = tl.arange(0, BLOCK_M)
@@ -84,22 +84,23 @@ def _decode_kernel(
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(queries.dtype), v_tile.to(queries.dtype), acc)
         maximum = new_maximum
-    if SPLITS == 1:
+    if not SPLIT:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         out_at = out + (row * num_heads + q_heads[:, None]) * DIM + lanes[None, :]
         tl.store(out_at, acc.to(out.dtype.element_ty), mask=real[:, None] & in_dim[None, :])
     else:
-        place = (sequence * num_heads + q_heads) * SPLITS + split
+        place = (sequence * num_heads + q_heads) * splits + split
         tl.store(partial + place[:, None] * DIM + lanes[None, :], acc, mask=real[:, None] & in_dim[None, :])
         tl.store(partial_stats + place * 2, maximum, mask=real)
         tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
 def _merge_kernel(
-    partial, partial_stats, out, query_starts, num_heads,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr, CHAINED: tl.constexpr,
+    partial, partial_stats, out, query_starts, num_heads, splits,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr, MIXED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """MOST: parts there may be"""
     if CHAINED:
         let_next_start()
         wait_for_last()
@@ -107,16 +108,18 @@ def _merge_kernel(
     row = _row_of(query_starts, head // num_heads, MIXED)
     if row < 0:
         return
-    splits = tl.arange(0, SPLITS)
+    parts = tl.arange(0, MOST)
+    exists = parts < splits
     lanes = tl.arange(0, BLOCK_D)
     in_dim = lanes < DIM
-    place = head * SPLITS + splits
-    maximum = tl.load(partial_stats + place * 2)
-    total = tl.load(partial_stats + place * 2 + 1)
+    place = head * splits + parts
+    maximum = tl.load(partial_stats + place * 2, mask=exists, other=float("-inf"))
+    total = tl.load(partial_stats + place * 2 + 1, mask=exists, other=0.0)
     highest = tl.max(maximum, axis=0)
     weight = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    parts = tl.load(partial + place[:, None] * DIM + lanes[None, :], mask=in_dim[None, :], other=0.0)
-    value = tl.sum(parts * weight[:, None], axis=0)
+    kept = exists[:, None] & in_dim[None, :]
+    values = tl.load(partial + place[:, None] * DIM + lanes[None, :], mask=kept, other=0.0)
+    value = tl.sum(values * weight[:, None], axis=0)
     norm = tl.sum(total * weight, axis=0)
     value = value / tl.where(norm == 0.0, 1.0, norm)
     tl.store(out + (row * num_heads + head % num_heads) * DIM + lanes, value.to(out.dtype.element_ty), mask=in_dim)

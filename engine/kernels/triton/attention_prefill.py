@@ -11,6 +11,8 @@ import triton.language as tl
 
 from engine.kernels.triton.cached_bytes import _bias, _limit, _numbers, _scales_at
 
+# What differs from step to step, and would else be another kernel to compile.
+READ_ONE_BY_ONE = ["block_tables", "query_starts", "context_lens"]
 SEARCH_STEPS = 13  # bisection over up to 4,096 sequences; a constant, so that no batch size compiles the kernel anew
 
 
@@ -31,7 +33,7 @@ def _in_half(queries, TYPE: tl.constexpr):
     return (wide / largest[:, None]).to(TYPE), largest
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(do_not_specialize=["num_sequences", "table_stride"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
 def _prefill_kernel(
     q, view, out, block_tables, query_starts, context_lens, sinks,
     q_token_stride, q_head_stride, out_token_stride, table_stride, page_stride, plane_stride, head_stride,

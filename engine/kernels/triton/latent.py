@@ -12,8 +12,7 @@ import triton.language as tl
 
 from engine.kernels.triton.attention import PROGRAMS_WANTED, num_splits
 from engine.kernels.triton.attention_decode import _merge_kernel
-from engine.kernels.triton.attention_prefill import SEARCH_STEPS
-from engine.kernels.triton.chained import chains, launch
+from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, SEARCH_STEPS
 from engine.kernels.triton.attention_tiles import Tile, shared_bytes
 from engine.kernels.triton.device import units_of
 
@@ -22,12 +21,14 @@ FEW_HEADS = Tile(16, 32, 4, 2)  # heads a program, as few as a matrix unit takes
 MANY_HEADS = Tile(64, 64, 8, 2)
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "splits", "table_stride"], do_not_specialize_on_alignment=READ_ONE_BY_ONE
+)
 def _latent_kernel(
     q, view, out, partial, partial_stats, block_tables, query_starts, context_lens,
-    q_token_stride, q_head_stride, table_stride, page_stride, num_sequences, num_heads, scale,
+    q_token_stride, q_head_stride, table_stride, page_stride, num_sequences, num_heads, scale, splits,
     LATENT: tl.constexpr, BLOCK_L: tl.constexpr, TURNED: tl.constexpr, BLOCK_R: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     split = tl.program_id(2)
@@ -41,7 +42,7 @@ def _latent_kernel(
             high = middle - 1
     # The token's own key is the last it sees; later tokens of its sequence lie behind it.
     seen = tl.load(context_lens + low) - (tl.load(query_starts + low + 1) - token) + 1
-    per_split = tl.cdiv(tl.cdiv(seen, BLOCK_N), SPLITS)
+    per_split = tl.cdiv(tl.cdiv(seen, BLOCK_N), splits)
     start = split * per_split * BLOCK_N
     end = tl.minimum(start + per_split * BLOCK_N, seen)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -79,17 +80,17 @@ def _latent_kernel(
         maximum = new_maximum
     row = token.to(tl.int64) * num_heads + heads
     kept = real[:, None] & in_latent[None, :]
-    if SPLITS == 1:
+    if not SPLIT:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(out + row[:, None] * LATENT + latent[None, :], acc.to(out.dtype.element_ty), mask=kept)
     else:
-        place = row * SPLITS + split
+        place = row * splits + split
         tl.store(partial + place[:, None] * LATENT + latent[None, :], acc, mask=kept)
         tl.store(partial_stats + place * 2, maximum, mask=real)
         tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["write_pages", "write_offsets"])
 def _write_kernel(rows, view, write_pages, write_offsets, row_stride, page_stride, WIDTH: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -139,12 +140,13 @@ def paged_latent_attention(
     _latent_kernel[(num_tokens, blocks, splits)](
         q, view, out, partial, stats, block_tables, query_starts, context_lens,
         q.stride(0), q.stride(1), block_tables.stride(0), view.stride(0), context_lens.shape[0], num_heads, scale,
+        splits,
         latent_dim, block_l, width - latent_dim, max(16, triton.next_power_of_2(width - latent_dim)), page,
-        tile.block_m, tile.block_n, splits, SEARCH_STEPS, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        tile.block_m, tile.block_n, splits > 1, SEARCH_STEPS, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(num_tokens * num_heads,)](
-            partial, stats, out, query_starts, num_heads, latent_dim, block_l, splits, False, False, num_warps=2
+            partial, stats, out, query_starts, num_heads, splits, latent_dim, block_l, splits, False, False, num_warps=4
         )
     return out
 

@@ -12,7 +12,7 @@ from engine.kernels.triton.turned_heads import _turned
 from engine.kernels.triton.write_bytes import HEADS_EACH, MANY_TOKENS, write_bytes
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rope_kernel(
     q, k, positions, cos_sin,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride,
@@ -35,7 +35,7 @@ def _rope_kernel(
     tl.store(base + HALF + lanes, (second * cos + first * sin).to(q.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pages", "offsets"])
 def _kv_write_kernel(
     k, v, view, pages, offsets,
     k_token_stride, k_head_stride, v_token_stride, v_head_stride, page_stride, plane_stride, head_stride,
@@ -54,7 +54,7 @@ def _kv_write_kernel(
     tl.store(target + plane_stride, values.to(view.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "pages", "offsets"])
 def _rope_kv_write_kernel(
     q, k, v, positions, cos_sin, view, pages, offsets, q_norm, k_norm, eps,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,

@@ -23,7 +23,7 @@ def _store_part(heads_at, offset, lanes, values, mask, largest, DIM: tl.constexp
     return scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "pages", "offsets"])
 def _write_bytes_kernel(
     q, k, v, positions, cos_sin, view, pages, offsets, q_norm, k_norm, eps,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
