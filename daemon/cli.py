@@ -21,7 +21,7 @@ COMMANDS = {
     "operations": "Long work that was started: list and cancel.",
     "bundle": "Models in one signed file, for sites without a network.",
     "workers": "The processes that run the models: list, restart, drain, stop, wake, kill.",
-    "logs": "What a worker wrote, of this start and the one before.",
+    "logs": "What a worker wrote, of this start and those before.",
     "requests": "The requests that are here now; cancel one.",
     "admission": "Hold new requests back, or let them in again.",
     "plan": "What a model would need here and how fast it would be; saved plans.",

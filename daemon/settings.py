@@ -126,6 +126,11 @@ class WorkerSettings(Section):
     host_memory_bytes: int = Field(
         default=0, ge=0, description="Most host memory that plans give all workers together; 0 is all there is."
     )
+    round_weights: Literal["asked", "to-fit"] = Field(
+        default="asked",
+        description="Whether plans may make a model less exact than its checkpoint (weights rounded at load, a KV cache "
+        "of bytes): only where `--weights` or `--kv` asks for it, or also where nothing else fits.",
+    )
     packed_bytes: int = Field(
         default=32 << 30,
         ge=0,
@@ -133,7 +138,9 @@ class WorkerSettings(Section):
         "start maps them; 0 keeps none.",
     )
     log_bytes: int = Field(
-        default=4 << 20, ge=4096, description="Bytes kept of a worker's log, and as many of the start before."
+        default=4 << 20,
+        ge=4096,
+        description="Bytes kept of a worker's log, and as many of each of the five starts before.",
     )
 
 

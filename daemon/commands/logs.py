@@ -20,7 +20,7 @@ app = typer.Typer(rich_markup_mode=None)
 def logs(
     worker: Annotated[str | None, typer.Argument(help="A worker; without one, the logs that there are.")] = None,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=10_000, help="So many of the newest.")] = 50,
-    start: Annotated[int, typer.Option(min=0, max=1, help="0 the present start, 1 the one before.")] = 0,
+    start: Annotated[int, typer.Option(min=0, max=5, help="0 the present start, 1 the one before it, up to 5.")] = 0,
     find: Annotated[str, typer.Option(help="Only lines that hold this.")] = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with every new line.")] = False,
     config: ConfigOption = None,
@@ -28,7 +28,7 @@ def logs(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a worker's log, of this start or the one before, and follow it."""
+    """Show a worker's log, of this start or one of those before, and follow it."""
     with admin(settings_from(config, state_dir, run_dir)) as client:
         if worker is None:
             items = client.get("logs")["items"]

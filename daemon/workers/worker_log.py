@@ -1,10 +1,11 @@
-"""A worker's log on disk: bounded, and the start before it kept beside it. Imports only the standard library."""
+"""A worker's log on disk: bounded, with those of some starts before beside it. Imports only the standard library."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+STARTS_KEPT = 5  # before the present one: enough to see how a worker came to be latched
 MARK = b"[bayard: older lines were dropped here; the log is bounded]\n"
 
 
@@ -16,8 +17,9 @@ class WorkerLog:
         self._fd: int | None = None
         self.failure: str | None = None
         try:
-            if os.path.exists(path):
-                os.replace(path, earlier(path))
+            for start in range(STARTS_KEPT, 0, -1):
+                if os.path.exists(before := earlier(path, start - 1)):
+                    os.replace(before, earlier(path, start))
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         except OSError as error:
             self.failure = str(error)
@@ -51,9 +53,9 @@ class WorkerLog:
         self._size = len(kept)
 
 
-def earlier(path: str) -> str:
-    """Where the log of the start before is kept."""
-    return f"{path}.1"
+def earlier(path: str, start: int = 1) -> str:
+    """Where the log of so many starts before is kept; 0 is the present one's."""
+    return f"{path}.{start}" if start else path
 
 
 def last_lines(path: Path, count: int = 20, *, most_bytes: int = 64 << 10) -> tuple[str, ...]:

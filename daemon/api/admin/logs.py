@@ -1,4 +1,4 @@
-"""GET logs and logs/stream: what workers wrote, of this start and the one before."""
+"""GET logs and logs/stream: what workers wrote, of this start and some before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from daemon.api.admin.access import Services, Viewer
 from daemon.api.admin.answers import Answer, Item
-from daemon.workers.worker_log import LogReader, earlier, last_lines
+from daemon.workers.worker_log import STARTS_KEPT, LogReader, earlier, last_lines
 from engine.errors import NotFound
 
 router = APIRouter(prefix="/logs", tags=["logs"])
@@ -22,7 +22,7 @@ _MOST_BYTES = 4 << 20
 
 
 class LogFileItem(Item):
-    """start: 0 is the present or last start, 1 the one before."""
+    """start: 0 is the present or last start, 1 the one before it, and so on."""
 
     worker: str
     start: int
@@ -47,7 +47,8 @@ async def get_logs(services: Services, caller: Viewer) -> LogFilesAnswer:
     def read() -> list[LogFileItem]:
         items = []
         for view in services.supervisor.views():
-            for start, path in enumerate((view.log_path, Path(earlier(str(view.log_path))))):
+            for start in range(STARTS_KEPT + 1):
+                path = Path(earlier(str(view.log_path), start))
                 if path.is_file():
                     size = path.stat().st_size
                     items.append(LogFileItem(worker=view.name, start=start, path=str(path), size_bytes=size))
@@ -69,15 +70,14 @@ async def get_log(
     worker: str,
     services: Services,
     caller: Viewer,
-    start: Annotated[int, Query(ge=0, le=1)] = 0,
+    start: Annotated[int, Query(ge=0, le=STARTS_KEPT)] = 0,
     lines: Annotated[int, Query(ge=1, le=10_000)] = 200,
     find: Annotated[str, Query(max_length=200)] = "",
 ) -> LogAnswer:
     """The newest lines, of those that hold `find`."""
-    present = services.supervisor.view(worker).log_path
-    path = present if start == 0 else Path(earlier(str(present)))
+    path = Path(earlier(str(services.supervisor.view(worker).log_path), start))
     if not path.is_file():
-        raise NotFound(f"worker {worker} has no log of {'this' if start == 0 else 'an earlier'} start.")
+        raise NotFound(f"worker {worker} has no log of {'this start' if start == 0 else f'{start} starts ago'}.")
     count = lines if not find else 1_000_000
     found = await asyncio.to_thread(last_lines, path, count, most_bytes=_MOST_BYTES)
     chosen = [line for line in found if find in line][-lines:]

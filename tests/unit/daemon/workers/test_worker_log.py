@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.workers.worker_log import WorkerLog, earlier, last_lines
+from daemon.workers.worker_log import STARTS_KEPT, WorkerLog, earlier, last_lines
 
 
 def test_log_stays_below_its_bound_and_keeps_the_newest(tmp_path: Path) -> None:
@@ -30,14 +30,16 @@ def test_one_huge_write_is_cut_to_its_end(tmp_path: Path) -> None:
     assert path.read_bytes().endswith(b"xend")
 
 
-def test_next_start_keeps_the_log_before(tmp_path: Path) -> None:
+def test_next_starts_keep_the_logs_before_and_no_more_than_some(tmp_path: Path) -> None:
     path = tmp_path / "w.log"
-    for text in (b"first\n", b"second\n", b"third\n"):
+    for start in range(STARTS_KEPT + 3):
         log = WorkerLog(str(path), 4096)
-        log.write(text)
+        log.write(f"start {start}\n".encode())
         log.close()
-    assert path.read_text() == "third\n"
-    assert Path(earlier(str(path))).read_text() == "second\n"
+    newest = STARTS_KEPT + 2
+    told = [Path(earlier(str(path), start)).read_text() for start in range(STARTS_KEPT + 1)]
+    assert told == [f"start {newest - start}\n" for start in range(STARTS_KEPT + 1)]
+    assert len(list(tmp_path.iterdir())) == STARTS_KEPT + 1
 
 
 def test_folder_that_cannot_be_written_loses_lines_only(tmp_path: Path) -> None:
