@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from bench.provenance import provenance
+from bench.read_rate import best_s, read_rate
 from engine.calibrate import matrix
 from engine.kernels.cpu import library, ops
 from engine.kernels.cpu.weights import PackedWeight, pack
+from engine.quant.coded_tensor import CodedTensor
 
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # an 8B model's matrices: rows, columns
 PROMPT_ROWS = 512
@@ -29,24 +30,6 @@ Linear = Callable[..., torch.Tensor]
 FORMS: dict[str, Linear] = {"exact": ops.linear_exact, "int8": ops.linear_int8}
 
 
-def best_s(work: Callable[[], object], runs: int = 5, at_least_s: float = 0.5) -> float:
-    """The best of some runs after one that warms up."""
-    work()
-    best, spent, done = float("inf"), 0.0, 0
-    while done < runs or spent < at_least_s:
-        began = time.perf_counter()
-        work()
-        elapsed = time.perf_counter() - began
-        best, spent, done = min(best, elapsed), spent + elapsed, done + 1
-    return best
-
-
-def read_rate() -> float:
-    """Bytes a second of a plain read by all threads."""
-    data = torch.ones(1 << 28, dtype=torch.float32)
-    return data.nbytes / best_s(data.sum)
-
-
 def product_rate(dtype: torch.dtype) -> float:
     """Operations a second of torch's own product."""
     a, b, out = (torch.ones(rows, 4096, dtype=dtype) for rows in (2048, 4096, 2048))
@@ -54,7 +37,8 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def layer_of(kind: str) -> list[PackedWeight]:
-    return [pack(matrix(kind, rows, columns, torch.device("cpu"))) for rows, columns in LAYER]
+    made = [matrix(kind, rows, columns, torch.device("cpu")) for rows, columns in LAYER]
+    return [pack(weight) for weight in made if not isinstance(weight, CodedTensor)]
 
 
 def multiply(layer: list[PackedWeight], rows: int, run: Linear) -> Callable[[], object]:

@@ -67,7 +67,7 @@ def better(best: Line | None, line: Line) -> Line:
 def table(lines: list[Line]) -> str:
     """For reading on a terminal; ratios are against llama.cpp if it ran."""
     base = next((line for line in lines if str(line["peer"]).startswith("llama.cpp") and "skipped" not in line), None)
-    rows = [f"{'peer':<46}{'prefill tok/s':>16}{'decode tok/s':>16}{'8 streams':>16}"]
+    rows = [f"{'peer':<46}{'prefill tok/s':>16}{'decode tok/s':>16}{'8 streams':>16}{'of read rate':>16}"]
     for line in lines:
         if "skipped" in line:
             rows.append(f"{line['peer']!s:<46}skipped: {line['skipped']}")
@@ -85,6 +85,8 @@ def table(lines: list[Line]) -> str:
                 cells.append(f"{value:.1f} ({value / reference:.2f}x)")
             else:
                 cells.append(f"{value:.1f}")
+        share = line.get("read_share")
+        cells.append(f"{share:.0%}" if isinstance(share, int | float) else "")
         rows.append(f"{line['peer']!s:<46}" + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join(rows)
 

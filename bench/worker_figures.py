@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 
 from bench.peer_process import PROMPT, STEPS
+from bench.read_rate import read_rate_with
 from engine.client import EngineClient
 from engine.errors import WorkerError
 from engine.messages import FinishReason, Knobs, SamplingParams, Submit, WorkerConfig, WorkerFailed, WorkerReady
+from engine.spec import read_spec
 
 STREAMS = 8
+EMBEDDING = "token_embd.weight"  # of a GGUF file
 READY_LIMIT_S = 300.0
 TURNS = 3
 
@@ -28,7 +31,25 @@ def ours(path: Path, threads: int, activation: str) -> dict[str, object]:
     Raises: WorkerError when the worker does not come up or a request fails
     """
     with tempfile.TemporaryDirectory(prefix="bayard-bench-") as folder:
-        return asyncio.run(_with_worker(path, threads, activation, Path(folder)))
+        figures = asyncio.run(_with_worker(path, threads, activation, Path(folder)))
+    return {**figures, **read_share(float(str(figures["decode_tok_s"])), path, read_rate_with(threads))}
+
+
+def read_share(decode_tok_s: float, path: Path, read_bytes_s: float) -> dict[str, object]:
+    """What part of the memory's read rate decoding takes, by the weights that a token needs read."""
+    token_bytes = bytes_a_token(path)
+    return {
+        "read_bytes_s": round(read_bytes_s),
+        "bytes_a_token": token_bytes,
+        "read_share": round(decode_tok_s * token_bytes / read_bytes_s, 3),
+    }
+
+
+def bytes_a_token(path: Path) -> int:
+    """Stored bytes of all matrices that a token is multiplied by: of an embedding only if it is the head as well."""
+    spec = read_spec(str(path))
+    matrices = [info for info in spec.tensors if len(info.shape) > 1]
+    return sum(info.size_bytes for info in matrices if spec.tie_embeddings or info.name != EMBEDDING)
 
 
 async def _with_worker(path: Path, threads: int, activation: str, folder: Path) -> dict[str, object]:
