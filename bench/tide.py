@@ -1,10 +1,12 @@
 """A compressed day on one box: the same tide of requests against a latency plan, a throughput plan, and the schedule.
 
-    python -m bench.tide --trace azure2023_conv.csv [--gguf PATH] [--night-rate 0.3] [--plot FILE.svg] > RESULT.jsonl
+    python -m bench.tide --trace azure2023_conv.csv [--gguf PATH] [--night-rate 0.8] [--plot FILE.svg] > RESULT.jsonl
 
 Night, day and night again; the day's arrivals are ten times as dense. Arrivals and lengths are a trace's, lengths cut
-to what the machine can write. The third run has both automatic plans under a schedule rule, following the load. All
-three see the same requests at the same moments. Prints provenance and one line a run; takes about six minutes.
+to what the machine can write. Two plans of different shape are saved, one for each strategy: the first two runs have
+one of them each, the third has both under a schedule rule, following the load. All three see the same requests at the
+same moments. Choose a rate whose day nearly fills the machine under the throughput plan. Prints provenance and one line
+a run; takes about eight minutes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from bench.provenance import provenance
 from bench.tide_plot import plot
 
 TIDE = 10.0  # day to night
+CROWD = 64  # requests that the rate is found with
+PLANS = ("tide-latency", "tide-throughput")
 DAY_S = 60.0  # the shortest that a schedule rule may last
 LIMITS = ("--max-concurrency", "10000", "--requests-per-minute", "1000000", "--tokens-per-day", "1000000000")
 
@@ -73,9 +77,23 @@ def read_trace(path: Path) -> list[tuple[float, int, int]]:
     return found
 
 
-def tide_of(
-    trace: Sequence[tuple[float, int, int]], day: Day, night_rate: float, shrink: float, longest: int
-) -> list[Arrival]:
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How a trace's lengths become those of a smaller machine."""
+
+    prompt_shrink: float
+    output_shrink: float
+    longest_prompt: int = 256  # words
+    longest_output: int = 96
+
+    def prompt(self, context: int) -> int:
+        return min(self.longest_prompt, max(8, round(context / self.prompt_shrink)))
+
+    def output(self, generated: int) -> int:
+        return min(self.longest_output, max(4, round(generated / self.output_shrink)))
+
+
+def tide_of(trace: Sequence[tuple[float, int, int]], day: Day, night_rate: float, lengths: Lengths) -> list[Arrival]:
     """The trace's gaps, stretched to `night_rate` requests a second at night and ten times as many by day."""
     expected = max(2, round(night_rate * (2 * day.night_s + TIDE * day.day_s)))
     used = [gap for gap, _, _ in trace[1 : expected + 1]]  # a trace has quiet and busy stretches of its own
@@ -90,8 +108,7 @@ def tide_of(
         at_s = crosses_s
         if at_s >= day.length_s:
             break
-        words = min(8 * longest, max(8, round(context / shrink)))
-        arrivals.append(Arrival(at_s, words, min(longest, max(4, round(generated / shrink)))))
+        arrivals.append(Arrival(at_s, lengths.prompt(context), lengths.output(generated)))
     return arrivals
 
 
@@ -169,19 +186,38 @@ def moves_of(made: Box, began: datetime) -> list[dict[str, Any]]:
     return sorted(found, key=lambda move: move["at_s"])
 
 
+def capacity(gguf: Path, crowd: Sequence[Arrival], engine: str) -> float:
+    """Requests a second that the throughput plan ends when all come at once. Blocks: for a daemon's life."""
+    with box(gguf, BAYARD_WORKERS_COMMAND=engine, BAYARD_LIMITS_MAX_QUEUE="100000") as made:
+        key = made.tenant("tide", *LIMITS)
+        prepare(made, "throughput", Day(0.0))
+        made.start()
+        made.until_serving()
+        asyncio.run(replay(made.url, key, [Arrival(0.0, 16, 8)]))
+        answers = asyncio.run(replay(made.url, key, [Arrival(one.at_s * 1e-9, *one_of(one)) for one in crowd]))
+        made.stop()
+    return len(answers) / max(one.got.total_s for one in answers)
+
+
+def one_of(arrival: Arrival) -> tuple[int, int]:
+    return arrival.prompt_words, arrival.output_tokens
+
+
 def prepare(made: Box, run: str, day: Day) -> datetime:
     """Plans and rules for a run; when it is to begin."""
+    for plan in PLANS:
+        made.command("plan", "save", plan, MODEL, "--strategy", plan.removeprefix("tide-"))
     if run != "scheduled":
-        made.command("plan", "activate", run)
+        made.command("plan", "activate", f"tide-{run}")
         return datetime.now(UTC)
-    for plan in ("latency", "throughput"):
+    for plan in PLANS:
         made.command("plan", "adapt", plan, "--dwell", "10")
-    made.command("plan", "activate", "latency")
-    ahead = datetime.now(UTC) + timedelta(seconds=day.night_s + 45)  # the daemon starts meanwhile
+    made.command("plan", "activate", PLANS[0])
+    ahead = datetime.now(UTC) + timedelta(seconds=day.night_s + 15)  # the daemon starts meanwhile
     dawn = ahead.replace(second=0, microsecond=0) + timedelta(minutes=1)
     cron = f"{dawn.minute} {dawn.hour} * * *"
     made.command(
-        "schedule", "add", "day", "--plan", "throughput", "--cron", cron, "--for", f"{int(day.day_s)}s",
+        "schedule", "add", "day", "--plan", PLANS[1], "--cron", cron, "--for", f"{int(day.day_s)}s",
         "--timezone", "UTC",
     )  # fmt: skip
     return dawn - timedelta(seconds=day.night_s)
@@ -209,17 +245,24 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tide", description=__doc__)
     parser.add_argument("--trace", type=Path, required=True, help="TIMESTAMP,ContextTokens,GeneratedTokens")
     parser.add_argument("--gguf", type=Path, default=DEFAULT_GGUF)
-    parser.add_argument("--night-s", type=float, default=20.0, help="of each of the two nights")
-    parser.add_argument("--night-rate", type=float, default=0.25, help="requests a second at night")
-    parser.add_argument("--shrink", type=float, default=10.0, help="lengths are divided by so much")
-    parser.add_argument("--longest", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--night-s", type=float, default=30.0, help="of each of the two nights")
+    parser.add_argument("--day-s", type=float, default=DAY_S)
+    parser.add_argument("--night-rate", type=float, default=0.8, help="requests a second at night")
+    parser.add_argument("--prompt-shrink", type=float, default=20.0, help="prompts are divided by this")
+    parser.add_argument("--output-shrink", type=float, default=4.0, help="answers are divided by this")
     parser.add_argument("--runs", default="latency,throughput,scheduled")
     parser.add_argument("--engine", default=f"{sys.executable} -m engine.worker")
     parser.add_argument("--plot", type=Path, default=None, help="an SVG of all runs")
     asked = parser.parse_args(words)
-    day = Day(asked.night_s)
-    arrivals = tide_of(read_trace(asked.trace), day, asked.night_rate, asked.shrink, asked.longest)
-    opts = {"night_rate": asked.night_rate, "tide": TIDE, "night_s": day.night_s, "day_s": day.day_s}
+    day = Day(asked.night_s, asked.day_s)
+    lengths = Lengths(asked.prompt_shrink, asked.output_shrink)
+    trace = read_trace(asked.trace)
+    rate = asked.night_rate
+    if rate is None:
+        crowd = tide_of(trace[:CROWD], Day(0.0, 1e9), 1.0 / TIDE, lengths)
+        rate = asked.fill * capacity(asked.gguf, crowd, asked.engine) / TIDE
+    arrivals = tide_of(trace, day, rate, lengths)
+    opts = {"night_rate": round(rate, 3), "tide": TIDE, "night_s": day.night_s, "day_s": day.day_s}
     print(json.dumps({**provenance("tide"), "model": asked.gguf.name, "opts": opts}), flush=True)
     runs = []
     for run in asked.runs.split(","):

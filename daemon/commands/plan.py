@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from daemon.commands.client import Reach, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from daemon.commands.plan_live import adapt, on_demand, rollback
+from daemon.planning.kv_bytes import KvPrecision
 from daemon.planning.strategy import Strategy
 from daemon.settings import Settings
 from engine.spec.precision import WeightPrecision
@@ -44,6 +45,9 @@ UsersOption = Annotated[int | None, typer.Option("--users", min=1, help="Streams
 WeightsOption = Annotated[
     WeightPrecision | None, typer.Option("--weights", help="What matrices are rounded to at load; else as stored.")
 ]
+KvOption = Annotated[
+    KvPrecision | None, typer.Option("--kv", help="What the KV cache is kept in; else as exact as activations.")
+]
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="Name of a saved plan.")]
 
 
@@ -65,6 +69,7 @@ def preview(
     context: ContextOption = None,
     users: UsersOption = None,
     weights: WeightsOption = None,
+    kv: KvOption = None,
     machine: Annotated[
         Path | None,
         typer.Option("--machine", metavar="HW.JSON", help="Plan for the machine of a saved `bayard hw --json`."),
@@ -81,7 +86,7 @@ def preview(
     from daemon.planning.render import answer_text
 
     described = None if machine is None else machine_of(machine)
-    request = Request(strategy, context, users, weights=weights)
+    request = Request(strategy, context, users, kv, weights=weights)
     answers = answers_of(targets, request, described, settings_from(config, state_dir, run_dir))
     told = [answer_to_json(answer) for answer in answers]
     if as_json:
@@ -100,6 +105,7 @@ def save(
     context: ContextOption = None,
     users: UsersOption = None,
     weights: WeightsOption = None,
+    kv: KvOption = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -107,12 +113,12 @@ def save(
 ) -> None:
     """Plan models together and keep the outcome under a name."""
     body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
-    body["weights"] = weights
+    body |= {"weights": weights, "kv_dtype": kv}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.put(f"plans/{name}", body)["item"]
         else:
-            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users, weights), None)
+            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users, weights, kv), None)
             reach.record("plan.save", f"plan:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"saved {_line(item)}")
 

@@ -12,6 +12,7 @@ from daemon.planning.answer_json import answer_from_json
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of, claims_of
 from daemon.planning.plan import Planner, Request
+from daemon.planning.precisions import WhenToRound
 from daemon.planning.profile import PlanAnswer, Profile
 from daemon.settings import Settings
 from engine.errors import InvalidParameter
@@ -39,31 +40,38 @@ def answer_of(
     if is_path:
         target = str(path.absolute())
     if is_path and (machine is not None or not settings.state_dir.exists()):
-        return _stateless(path.absolute(), request, machine, beside)
+        return _stateless(path.absolute(), request, machine, settings, beside)
     with offline_or_admin(settings) as reach:
         if reach.admin is None:
             return reach.parts().desk.answer(target, request, machine, beside)
         if machine is not None:
             path = Path(reach.admin.get(f"models/{quote(target)}")["item"]["path"])
-            return _stateless(path, request, machine, beside)
+            return _stateless(path, request, machine, settings, beside)
         body = {
             "target": target,
             "strategy": request.strategy.value,
             "context_tokens": request.context_tokens,
             "users": request.users,
             "weights": request.weights,
+            "kv_dtype": request.kv_dtype,
             "beside": [profile.to_json() for profile in beside],
         }
         told = reach.admin.post("plans/preview", body)["answer"]
     return answer_from_json(told)
 
 
-def _stateless(path: Path, request: Request, machine: Machine | None, beside: Sequence[Profile]) -> PlanAnswer:
+def _stateless(
+    path: Path, request: Request, machine: Machine | None, settings: Settings, beside: Sequence[Profile]
+) -> PlanAnswer:
     """Without any state: shipped rates, and a model that nobody imported."""
-    spec, claims = read_spec(path), claims_of(beside)
+    spec, claims, ours = read_spec(path), claims_of(beside), settings.workers
+    rounding = WhenToRound(ours.round_weights)
     if machine is not None:
-        return Planner(budgets_of(machine, EngineInstall.full(), claims, idle=True)).answer(spec, request)
-    return Planner(budgets_of(hwdetect.detect(), EngineInstall.here(), claims)).answer(spec, request)
+        budgets = budgets_of(machine, EngineInstall.full(), claims, idle=True)
+        return Planner(budgets, rounding=rounding).answer(spec, request)
+    here = hwdetect.detect(memory_setting_bytes=ours.host_memory_bytes or None)
+    budgets = budgets_of(here, EngineInstall.here(), claims)
+    return Planner(budgets, threads=ours.threads, rounding=rounding).answer(spec, request)
 
 
 def machine_of(path: Path) -> Machine:

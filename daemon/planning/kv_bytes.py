@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from daemon.planning.traffic import kv_elements_per_token
 from engine.spec.model_spec import ModelSpec
+
+
+class KvPrecision(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTE_KINDS = ("int8", "fp8")  # a byte a number, and a multiplier for each head of each token

@@ -1,4 +1,4 @@
-"""What the KV cache may be kept in on a device, the most exact first."""
+"""What the KV cache may be kept in on a device."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ def takes_bytes(spec: ModelSpec, budget: DeviceBudget) -> bool:
 
 
 def offered_kv(spec: ModelSpec, budget: DeviceBudget, strategy: Strategy, asked: str | None) -> tuple[str, ...]:
-    """Exact first. On a CPU half of float32 is offered; on an accelerator whole numbers of a byte."""
+    """What is usual first: on an accelerator what activations are, and a cache of bytes is offered there too.
+
+    On a CPU float16, whose price is hundredths of a percent of perplexity.
+    """
     if asked is not None:
         return (asked,)
     exact = activation_dtype(budget)
     if GOALS[strategy].prefers_exact_kv or spec.is_encoder:
         return (exact,)
     if exact == "float32":
-        return (exact, "float16")
+        return ("float16",)
     return (exact, "int8") if takes_bytes(spec, budget) else (exact,)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.datasheet import shipped_rates
+from daemon.planning.quality import quality_line
 from daemon.planning.rates import DeviceRates
 from daemon.store.base import utc_now
 from daemon.store.schema import Measurement
@@ -60,6 +61,13 @@ class Measurements:
             found = json.loads(text)
             newest.setdefault((found["first"], found["second"]), found)
         return list(newest.values())
+
+    def price(self, model: str, weights: str) -> str | None:
+        """What rounding this model so was measured to cost; None where it was not."""
+        for found in self.quality(model):
+            if found["second"] == weights:
+                return quality_line(found)
+        return None
 
     def _add(
         self, kind: str, subject: str, measured: float, predicted: float | None, unit: str, data: dict[str, object]

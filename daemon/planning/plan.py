@@ -11,10 +11,11 @@ from daemon.planning.choices import explain_choices
 from daemon.planning.datasheet import shipped_rates
 from daemon.planning.fit import FitModel
 from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype
-from daemon.planning.kv_bytes import BYTE_KINDS, element_bytes
+from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.kv_precision import offered_kv
-from daemon.planning.precisions import WORTH, offered_precisions, precision_note
-from daemon.planning.profile import Candidate, PlanAnswer, Profile, WhyNot
+from daemon.planning.merit import merit
+from daemon.planning.precisions import WORTH, WhenToRound, is_rounding, offered_precisions, only_if_asked, rounding_note
+from daemon.planning.profile import Candidate, Choice, PlanAnswer, Profile, WhyNot
 from daemon.planning.rates import DeviceRates
 from daemon.planning.speed import SpeedModel
 from daemon.planning.strategy import GOALS, Goal, Strategy
@@ -60,6 +61,8 @@ class Planner:
     rates: Callable[[DeviceBudget], DeviceRates] = shipped_rates
     correction: Callable[[str, str], int] = lambda model, device: 0
     threads: int = 0  # operator's setting; 0: every core
+    rounding: WhenToRound = WhenToRound.ASKED  # operator's setting
+    price: Callable[[str, str], str | None] = lambda model, weights: None  # of a precision, in words, if measured
 
     def answer(self, spec: ModelSpec, request: Request) -> PlanAnswer:
         """Rank what would run and say why the rest would not.
@@ -86,14 +89,18 @@ class Planner:
                     if profile is None:
                         why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
                         continue
-                    told = (attempt.note(profile), precision_note(spec, precision), alike.note(budget))
+                    price = self.price(spec.name, precision)
+                    rounded = rounding_note(spec, profile, request.weights, price)
+                    told = (attempt.note(profile), rounded, alike.note(budget))
                     note = "; ".join(filter(None, told if request.device is None else told[:2]))
-                    score = _score(profile, request, attempt.goal)
+                    score = merit(profile, attempt.goal)
                     if request.weights is None:
                         score *= WORTH[precision]
                     candidates.append(Candidate(profile, score, note))
-        ranked = sorted(candidates, key=lambda candidate: -candidate.score)
-        chosen = ranked[0].profile if ranked else None
+        ranked = sorted(candidates, key=lambda one: (_rounds(one, request), -one.score))
+        chosen = self._chosen(ranked, request)
+        if chosen is None and ranked:
+            why_not[:0] = only_if_asked(ranked, self.budgets)
         if chosen is None or (chosen.device == "cpu" and len(self.budgets) > 1):  # no accelerator holds it
             why_not.extend(beyond_this_version(spec, traffic_of(spec), self.budgets))
         return PlanAnswer(
@@ -105,6 +112,16 @@ class Planner:
             notes=_notes(self.budgets, chosen),
             budgets=tuple(self.budgets),
         )
+
+    def _chosen(self, ranked: Sequence[Candidate], request: Request) -> Profile | None:
+        """The best, unless it rounds what nobody wanted rounded."""
+        if not ranked or (_rounds(ranked[0], request) and self.rounding is WhenToRound.ASKED):
+            return None
+        best = ranked[0].profile
+        if not _rounds(ranked[0], request):
+            return best
+        why = f"nothing more exact fits, and workers.round_weights is {self.rounding}; {ranked[0].note}"
+        return replace(best, choices=(*best.choices, Choice("accuracy", best.weights, why)))
 
     def pair(self, spec: ModelSpec, strategies: Iterable[Strategy]) -> dict[Strategy, PlanAnswer]:
         """Answers that share context, pool and precision, so that going from one to another moves knobs alone."""
@@ -291,6 +308,10 @@ class _Attempt:
         return ""
 
 
+def _rounds(candidate: Candidate, request: Request) -> bool:
+    return is_rounding(candidate.profile, request.weights, request.kv_dtype)
+
+
 def _check(spec: ModelSpec, request: Request) -> None:
     context, users = request.context_tokens, request.users
     if context is not None and context > spec.max_context_tokens:
@@ -312,25 +333,6 @@ def _check(spec: ModelSpec, request: Request) -> None:
 
 def _whole_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-
-
-def _score(profile: Profile, request: Request, goal: Goal) -> float:
-    """Higher is better."""
-    exact = 1.0 if profile.kv_dtype == profile.dtype else 0.0
-    context = profile.context_tokens
-    served = min(1.0, profile.kv_tokens / max(1.0, profile.users * context * goal.mean_fill))
-    if request.strategy is Strategy.LATENCY:
-        rate = profile.speed.decode_tok_s
-    elif request.strategy is Strategy.THROUGHPUT:
-        rate = profile.speed.batch_tok_s * served
-    elif request.strategy is Strategy.LONG_CONTEXT:
-        rate = context * 1e3 + profile.speed.decode_tok_s
-    else:
-        rate = (profile.speed.decode_tok_s * profile.speed.batch_tok_s) ** 0.5
-    # A narrower cache must buy twice the context to make up for being rounded; one of bytes more than that.
-    worth = 1.0 + 0.35 * exact - 0.25 * (profile.kv_dtype in BYTE_KINDS)
-    score: float = rate * (context / 1024) ** 0.5 * worth
-    return score
 
 
 def _notes(budgets: Sequence[DeviceBudget], chosen: Profile | None) -> tuple[str, ...]:

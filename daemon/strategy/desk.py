@@ -15,6 +15,7 @@ from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of, claims_of
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Planner, Request
+from daemon.planning.precisions import WhenToRound
 from daemon.planning.profile import AdapterRef, PlanAnswer, Profile
 from daemon.planning.quality import quality_notes
 from daemon.planning.rates import DeviceRates
@@ -101,7 +102,7 @@ class PlanningDesk:
         claims = claims_of(beside)
         if machine is not None:
             budgets = budgets_of(machine, EngineInstall.full(), claims, idle=True)
-            return Planner(budgets)
+            return Planner(budgets, rounding=self._rounding)
         own = self._own_memory()
         budgets = budgets_of(self._detect(), self._install, claims, own.pids, returned_bytes=own.held_bytes)
         return Planner(
@@ -109,7 +110,13 @@ class PlanningDesk:
             self._measurements.rates,
             self._measurements.memory_correction,
             self._settings.workers.threads,
+            self._rounding,
+            self._measurements.price,
         )
+
+    @property
+    def _rounding(self) -> WhenToRound:
+        return WhenToRound(self._settings.workers.round_weights)
 
     def save(
         self,
@@ -119,6 +126,7 @@ class PlanningDesk:
         context_tokens: int | None = None,
         users: int | None = None,
         weights: str | None = None,
+        kv_dtype: str | None = None,
     ) -> SavedPlan:
         """Plan imported models together, each beside those before it, and save the outcome.
 
@@ -138,7 +146,7 @@ class PlanningDesk:
                     param="models",
                 )
             spec = replace(read_spec(record.path), name=record.name)
-            asked = Request(strategy, context_tokens, users, weights=weights)
+            asked = Request(strategy, context_tokens, users, kv_dtype, weights=weights)
             answer = self.planner(beside=profiles).answer(spec, asked)
             profiles.append(self._with_adapters(_chosen(answer)))
         now = utc_now()

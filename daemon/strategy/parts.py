@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from daemon.events import EventLog
 from daemon.models.aliases import Aliases
@@ -36,6 +37,8 @@ def build_parts(
     """views: the supervisor's, where there is one."""
     import hwdetect
 
+    limit_bytes = settings.workers.host_memory_bytes
+    detect = partial(hwdetect.detect, memory_setting_bytes=limit_bytes or None)
     models = ModelRegistry(store, settings, events)
     plans = Plans(store, events)
     measurements = Measurements(store)
@@ -45,10 +48,10 @@ def build_parts(
         models,
         plans,
         measurements,
-        detect=hwdetect.detect,
+        detect=detect,
         own_memory=lambda: own_memory(views()),
     )
-    room = MachineRoom(hwdetect.detect, EngineInstall.here())
+    room = MachineRoom(hwdetect.detect, EngineInstall.here(), limit_bytes)
     models.on_imported = desk.add_imported
     models.on_adapter = desk.add_adapter
     aliases = Aliases(store, events)

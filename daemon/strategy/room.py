@@ -28,6 +28,7 @@ class MachineRoom:
 
     detect: Callable[[], Machine]
     install: EngineInstall
+    limit_bytes: int = 0  # host memory that all workers may hold together; 0: all there is
 
     def beside(
         self, profile: Profile, views: Sequence[WorkerView], promised: Mapping[str, int], returned_bytes: int = 0
@@ -51,6 +52,9 @@ class MachineRoom:
         if budget is None or budget.unusable is not None:
             return RoomAnswer(False, f"{profile.device} cannot be used now")
         have = budget.usable_bytes
+        if self.limit_bytes and budget.on_cpu:
+            held = sum(held_bytes(view) for view in views) + sum(claim.size_bytes for claim in claims)
+            have = max(0, min(have, self.limit_bytes + returned_bytes - held - budget.reserve_bytes))
         told = f"it needs {human_bytes(need)}; {human_bytes(have)} are free beside what runs"
         return RoomAnswer(need <= have, told)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -166,8 +166,8 @@ class Switcher:
         before = self._promised.get(old.name)
         if before is not None and before.device == profile.device:
             freed = max(0, held_bytes(old) - asleep_bytes(before))
-            others = [view for view in views if view.name != old.name]
-            asleep = await asyncio.to_thread(self._room, profile, others, self.promised, own + freed)
+            then = [replace(v, state=WorkerState.SLEEPING) if v.name == old.name else v for v in views]
+            asleep = await asyncio.to_thread(self._room, profile, then, self.promised, own + freed)
             if asleep.fits:
                 return How.SLEEP_FIRST, room
         return How.DRAIN_FIRST, room

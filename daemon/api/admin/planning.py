@@ -16,6 +16,7 @@ from daemon.api.admin.plans import PlanAnswer, plan_item
 from daemon.models.copying import Cancelled, Report
 from daemon.models.record import ImportProgress
 from daemon.planning.answer_json import answer_to_json
+from daemon.planning.kv_bytes import KvPrecision
 from daemon.planning.plan import Request
 from daemon.planning.profile import Profile
 from daemon.planning.strategy import Strategy
@@ -37,6 +38,7 @@ class PreviewBody(Body):
     context_tokens: Count | None = None
     users: Count | None = None
     weights: WeightPrecision | None = None
+    kv_dtype: KvPrecision | None = None
     beside: Annotated[list[dict[str, Any]], Field(max_length=64, default_factory=list)]
 
 
@@ -52,6 +54,7 @@ class SaveBody(Body):
     context_tokens: Count | None = None
     users: Count | None = None
     weights: WeightPrecision | None = None
+    kv_dtype: KvPrecision | None = None
 
 
 class DifferenceItem(Item):
@@ -99,7 +102,7 @@ class CalibrateBody(Body):
 @router.post("/plans/preview")
 async def post_preview(body: PreviewBody, services: Services, caller: Operator) -> PreviewAnswer:
     """Plan without loading anything."""
-    request = Request(body.strategy, body.context_tokens, body.users, weights=body.weights)
+    request = Request(body.strategy, body.context_tokens, body.users, body.kv_dtype, weights=body.weights)
     answer = await asyncio.to_thread(services.desk.answer, body.target, request, None, _profiles(body.beside))
     return PreviewAnswer(answer=answer_to_json(answer))
 
@@ -119,7 +122,9 @@ async def put_plan(name: str, body: SaveBody, services: Services, caller: Operat
     """Plan these models together and save the outcome under a name."""
 
     def save() -> PlanAnswer:
-        saved = services.desk.save(name, body.strategy, body.models, body.context_tokens, body.users, body.weights)
+        saved = services.desk.save(
+            name, body.strategy, body.models, body.context_tokens, body.users, body.weights, body.kv_dtype
+        )
         return PlanAnswer(item=plan_item(saved, services.controller.view().plan))
 
     answer = await asyncio.to_thread(save)

@@ -8,7 +8,7 @@ import pytest
 
 from bench.http_clients import Stream
 from bench.report import tide_section
-from bench.tide import TIDE, Answered, Arrival, Day, figures, read_trace, tide_of
+from bench.tide import TIDE, Answered, Arrival, Day, Lengths, figures, read_trace, tide_of
 from bench.tide_plot import plot
 
 TRACE = [(0.0, 400, 40)] + [(0.5 + (n % 7) / 10, 300 + n, 20 + n % 50) for n in range(2000)]
@@ -16,7 +16,7 @@ TRACE = [(0.0, 400, 40)] + [(0.5 + (n % 7) / 10, 300 + n, 20 + n % 50) for n in 
 
 def test_day_has_ten_times_the_nights_requests() -> None:
     day = Day(100.0, 100.0)
-    arrivals = tide_of(TRACE, day, 0.5, 10.0, 32)
+    arrivals = tide_of(TRACE, day, 0.5, Lengths(10.0, 10.0, 64, 32))
     by_day = sum(day.phase(one.at_s) == "day" for one in arrivals)
     by_night = len(arrivals) - by_day
     assert by_day / day.day_s == pytest.approx(TIDE * by_night / (2 * day.night_s), rel=0.15)

@@ -168,7 +168,7 @@ def test_layouts_divide_heads_layers_and_experts() -> None:
     assert layouts_of(MODELS["qwen2.5-0.5b"], 8)[0].tensor < 8  # fourteen heads
 
 
-def test_rounding_is_offered_below_what_is_stored_and_taken_only_for_want_of_room(
+def test_rounding_is_offered_below_what_is_stored_and_taken_only_if_asked_for(
     answers: dict[str, dict[str, PlanAnswer]],
 ) -> None:
     big = answers["1 x H200"]["qwen2.5-14b"]
@@ -179,6 +179,7 @@ def test_rounding_is_offered_below_what_is_stored_and_taken_only_for_want_of_roo
     on_card = [c.profile for c in small.candidates if c.profile.device == "cuda:0"]
     assert on_card
     assert all(profile.weights != "stored" for profile in on_card)
+    assert small.chosen is None or small.chosen.device == "cpu"
     quality = answer(MACHINES["1 x H200"], "qwen2.5-14b", strategy=Strategy.QUALITY)
     assert {c.profile.weights for c in quality.candidates} == {"stored"}
 

@@ -35,7 +35,7 @@ def test_bytes_are_offered_where_kernels_read_them_and_to_those_who_do_not_insis
     host = budgets_of(cpu_machine(64, cores=16), EngineInstall.full(), idle=True)[0]
     assert offered_kv(spec, device, Strategy.THROUGHPUT, None) == ("bfloat16", "int8")
     assert offered_kv(spec, device, Strategy.THROUGHPUT, "fp8") == ("fp8",)
-    assert offered_kv(spec, host, Strategy.THROUGHPUT, None) == ("float32", "float16")
+    assert offered_kv(spec, host, Strategy.THROUGHPUT, None) == ("float16",)
     exact = next(strategy for strategy in Strategy if len(offered_kv(spec, device, strategy, None)) == 1)
     assert offered_kv(spec, host, exact, None) == ("float32",)
     bare = replace(device, capabilities=device.capabilities - {"triton"})

@@ -117,13 +117,11 @@ def test_context_is_cut_to_what_fits_and_says_so() -> None:
 def test_context_asked_for_is_kept_or_refused_never_cut() -> None:
     answer = ask(cpu_machine(2.4), SMALL, context_tokens=131_072)
     assert answer.chosen is None
-    (exact, half) = answer.why_not
-    assert exact.need_bytes is not None
-    assert exact.have_bytes is not None
-    assert exact.need_bytes > exact.have_bytes > 0
-    assert "a context of" in exact.nearest
-    assert half.need_bytes is not None
-    assert half.need_bytes < exact.need_bytes
+    (refused,) = answer.why_not
+    assert refused.need_bytes is not None
+    assert refused.have_bytes is not None
+    assert refused.need_bytes > refused.have_bytes > 0
+    assert "a context of" in refused.nearest
 
 
 def test_nearest_change_is_true() -> None:
@@ -139,7 +137,8 @@ def test_nearest_change_is_true() -> None:
 
 
 def test_model_too_large_names_4_bit_or_the_missing_memory() -> None:
-    assert "4-bit weights fit" in ask(cpu_machine(12), LLAMA_8B).why_not[0].nearest
+    assert "plan it with --weights int" in ask(cpu_machine(12), LLAMA_8B).why_not[0].nearest
+    assert any("4-bit weights fit" in w.nearest for w in ask(cpu_machine(12), LLAMA_8B).why_not)
     assert "more on Some CPU" in ask(cpu_machine(3), LLAMA_8B).why_not[0].nearest
 
 
