@@ -25,6 +25,9 @@ INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 KSERVE = kp.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 HEALTH_EVERY_S = 0.5
 MIN_PING_INTERVAL_MS = 10_000
+HANDSHAKE_MS = 10_000  # a connection that says nothing, or not enough
+IDLE_MS = 600_000  # without a call; clients connect again by themselves
+KEEPALIVE_MS = 60_000  # a peer that vanished is found out, however long its stream is silent
 
 
 class InferenceServer:
@@ -40,6 +43,10 @@ class InferenceServer:
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a share of it
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
             ],
         )
         self._health = FreshHealth(self._tell_health)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from google.rpc import error_details_pb2
 from grpc import aio
@@ -17,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
+from daemon.api.grpc import server as grpc_server_module
 from daemon.api.grpc.gen import bayard_pb2 as pb
 from daemon.api.grpc.gen import bayard_pb2_grpc as stubs
 from daemon.api.grpc.gen import kserve_pb2 as kp
@@ -216,3 +219,29 @@ async def test_tokenize_and_detokenize_are_inverse(channel: aio.Channel, keyed: 
     talk = await stub.Tokenize(pb.TokenizeRequest(model=MODEL, messages=messages), metadata=keyed)
     chat = [one async for one in stub.Chat(pb.ChatRequest(model=MODEL, messages=messages), metadata=keyed)]
     assert len(talk.token_ids) == chat[-1].finished.prompt_tokens
+
+
+async def test_connection_that_says_nothing_and_one_without_calls_are_closed(
+    services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server_module, "HANDSHAKE_MS", 300)
+    monkeypatch.setattr(grpc_server_module, "IDLE_MS", 300)
+    server = build_server(services)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    process = psutil.Process()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(10):
+        while await reader.read(4096):  # settings may come first
+            continue
+    writer.close()
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        metadata = (("x-api-key", services.key),)
+        for _ in range(2):  # after the quiet it connects again by itself
+            assert (await stubs.InferenceStub(channel).ListModels(pb.ListModelsRequest(), metadata=metadata)).models
+            async with asyncio.timeout(10):
+                while any(  # noqa: ASYNC110
+                    one.status == "ESTABLISHED" and one.laddr.port == port for one in process.net_connections()
+                ):
+                    await asyncio.sleep(0.05)
+    await server.stop(None)
