@@ -22,14 +22,19 @@ from engine.quantize.quality import DEFAULT_TOKENS, compare
 from engine.quantize.texts import calibration_text, evaluation_text
 from engine.spec.precision import WeightPrecision
 
-# What is written -> (precision, whether it learns from the calibration text)
-WRITTEN = {
-    "fp8": (WeightPrecision.FP8, True),
-    "fp8, to the nearest": (WeightPrecision.FP8, False),
-    "int8, to the nearest": (WeightPrecision.INT8, False),
-    "int8-mixed": (WeightPrecision.INT8_MIXED, True),
-    "int4": (WeightPrecision.INT4, True),
-    "int4, to the nearest": (WeightPrecision.INT4, False),
+# What is written -> (precision, whether it learns from the calibration text, group; None: the usual one)
+WRITTEN: dict[str, tuple[WeightPrecision, bool, int | None]] = {
+    "fp8": (WeightPrecision.FP8, True, None),
+    "fp8, to the nearest": (WeightPrecision.FP8, False, None),
+    "fp8, a multiplier a row": (WeightPrecision.FP8, True, 0),
+    "fp8, a multiplier a row, to the nearest": (WeightPrecision.FP8, False, 0),
+    "int8": (WeightPrecision.INT8, True, None),
+    "int8, to the nearest": (WeightPrecision.INT8, False, None),
+    "int8-mixed": (WeightPrecision.INT8_MIXED, True, None),
+    "int4": (WeightPrecision.INT4, True, None),
+    "int4, to the nearest": (WeightPrecision.INT4, False, None),
+    "int4, groups of 32": (WeightPrecision.INT4, True, 32),
+    "int4, groups of 32, to the nearest": (WeightPrecision.INT4, False, 32),
 }
 
 
@@ -45,11 +50,12 @@ def main(words: list[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="bayard-quality-") as folder:
             for number, name in enumerate(arguments.forms):
-                precision, learns = WRITTEN[name]
+                precision, learns, group = WRITTEN[name]
                 out = Path(folder) / f"{number}"
                 begun = time.monotonic()
                 text = calibration_text() if learns else ""
-                quantize(QuantizeJob(arguments.model, precision, out, text, arguments.device), lambda *_: None)
+                job = QuantizeJob(arguments.model, precision, out, text, arguments.device, group=group)
+                quantize(job, lambda *_: None)
                 seconds = round(time.monotonic() - begun, 1)
                 forms = ("stored", str(out))
                 found = compare(

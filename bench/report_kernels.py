@@ -67,7 +67,8 @@ def _mixed(line: Line) -> list[str]:
 
 
 def _kind(line: Line) -> str:
-    return KINDS.get(line["kind"], line["kind"])
+    kind = str(line["kind"])
+    return KINDS.get(kind, kind)
 
 
 def _times(ratio: float | None) -> str:

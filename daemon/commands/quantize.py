@@ -23,6 +23,9 @@ def quantize(
     ] = "",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to write; else MODEL-PRECISION here.")] = None,
     device: Annotated[str, typer.Option(help="Where it computes: cpu, cuda:0, ...")] = "cpu",
+    group: Annotated[
+        int | None, typer.Option(help="fp8, int4: neighbours with one multiplier, 0 for a row; else 128 or what fits.")
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what an interrupted run has left.")] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
@@ -39,6 +42,7 @@ def quantize(
     folder = (out or Path(f"{name}-{to}")).absolute()
     words = [str(path), "--to", str(to), "--out", str(folder), "--device", device]
     words += ["--calibrate", calibrate] if calibrate else []
+    words += ["--group", str(group)] if group is not None else []
     written = run_module("engine.quantize", words + (["--restart"] if restart else []))["written"]
     if as_json:
         print(json.dumps(written, indent=2))

@@ -56,12 +56,12 @@ def _largest(wide: Tensor) -> Tensor:
     return wide.abs().amax(dim=-1).clamp_min(SMALLEST_SCALE)
 
 
-def encode_fp8(weight: Tensor, importance: Tensor | None = None) -> CodedTensor:
-    """E4M3 with a multiplier a row.
+def encode_fp8(weight: Tensor, group: int, importance: Tensor | None = None) -> CodedTensor:
+    """E4M3 with a multiplier for each group of a row, the errors of whose columns count as much as they matter.
 
-    Shapes: weight [N, K]; importance [K], of squared errors of each column, None: all alike
+    Shapes: weight [N, K], K a multiple of group; importance [K], of squared errors of each column, None: all alike
     """
-    return _fp8(weight.to(torch.float32).unsqueeze(1), importance)
+    return _fp8(weight.to(torch.float32).view(weight.shape[0], -1, group), importance)
 
 
 def _fp8(wide: Tensor, importance: Tensor | None = None) -> CodedTensor:

@@ -28,6 +28,7 @@ def main(words: list[str]) -> int:
     add("--calibrate", default="", help=f"a text file to learn from; {NOTHING}: nothing is learnt; else a built-in one")
     add("--device", default="cpu")
     add("--restart", action="store_true")
+    add("--group", type=int, help="of fp8 and int4: neighbours with one multiplier; 0: a row; else what is usual")
     arguments = parser.parse_args(words)
 
     def report(stage: str, done: int, total: int) -> None:
@@ -42,6 +43,7 @@ def main(words: list[str]) -> int:
             text,
             arguments.device,
             arguments.restart,
+            arguments.group,
         )
         written = quantize(job, report)
     except BayardError as error:

@@ -20,7 +20,7 @@ from engine.quantize.folder import check_folder, write_beside
 from engine.quantize.layer_rounding import LayerRounding
 from engine.quantize.learning import LayerInputs, learn
 from engine.quantize.source import Source
-from engine.quantize.stored_form import FORMATS, quantisation_config
+from engine.quantize.stored_form import FORMATS, GROUPED, quantisation_config
 from engine.spec import read_spec
 from engine.spec.hf_folder import INDEX_FILE
 from engine.spec.model_spec import ModelSpec
@@ -29,7 +29,7 @@ from engine.text.loading import load_text
 
 STATE_FILE = "quantize.json"
 PARTIAL = ".partial"
-CALIBRATION_TOKENS = 2048
+CALIBRATION_TOKENS = 8192
 GROUPS = (128, 64, 32, 16)
 
 Report = Callable[[str, int, int], None]  # stage, done, total
@@ -43,6 +43,7 @@ class QuantizeJob:
     text: str  # to learn from; "": nothing is learnt
     device: str = "cpu"
     restart: bool = False  # throw away what an interrupted run has left
+    group: int | None = None  # of fp8 and int4: neighbours with one multiplier; 0: a row; None: what is usual
 
 
 def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
@@ -60,7 +61,7 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     source = Source(spec, lambda done, total: report("reading", done, total), device)
     partial = _begin(job, spec)
     writer = _Writer(partial, len(spec.layers) + 2)
-    rounding = LayerRounding(source, job.precision, group_for(source.widths()))
+    rounding = LayerRounding(source, job.precision, _group(job, source))
     writer.write(0, lambda: {t.name: t.numbers for t in source.of_model(("embed",))})
     source.release()
 
@@ -97,9 +98,27 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
 
 
 def group_for(widths: set[int]) -> int:
-    """The largest group of four-bit weights that divides all widths; one for all, as a configuration states it."""
+    """The largest usual group that divides all widths; one for all, as a configuration states it."""
     most = DEFAULT_GROUPS["int4"]
     return next((size for size in GROUPS if size <= most and all(width % size == 0 for width in widths)), GROUPS[-1])
+
+
+def _group(job: QuantizeJob, source: Source) -> int:
+    """Raises: InvalidParameter for a group that the precision or the model's widths do not have."""
+    if job.group is None:
+        return group_for(source.widths())
+    if job.precision not in GROUPED:
+        raise InvalidParameter(
+            f"{job.precision} has a multiplier a row.", f"Groups are of {' and '.join(GROUPED)}.", param="group"
+        )
+    unfit = [width for width in source.widths() if job.group and width % job.group]
+    if job.group < 0 or job.group % 16 or unfit:
+        raise InvalidParameter(
+            f"Groups of {job.group} do not divide a matrix's width of {min(unfit, default=0):,} in sixteens.",
+            f"Use one of {', '.join(str(size) for size in GROUPS)}, or 0 for rows.",
+            param="group",
+        )
+    return job.group
 
 
 def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:
@@ -112,6 +131,7 @@ def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:
         "files": [list(map(str, file)) for file in files],
         "to": str(job.precision),
         "text": hashlib.sha256(job.text.encode()).hexdigest(),
+        "group": job.group,
     }
     state = partial / STATE_FILE
     if partial.exists() and job.restart:

@@ -28,7 +28,7 @@ class LayerRounding:
 
     source: Source
     precision: WeightPrecision
-    group: int  # of four-bit weights
+    group: int  # of four-bit weights and of E4M3; 0: a row
 
     def tensors(self, index: int, found: list[NamedTensor], inputs: LayerInputs | None) -> dict[str, Tensor]:
         """What is written for a layer. inputs: None where nothing was learnt."""
@@ -61,9 +61,9 @@ class LayerRounding:
 
     def _to_nearest(self, matrix: Tensor, weights: Tensor | None) -> CodedTensor:
         if self.precision is WeightPrecision.INT4:
-            return rounded_int4(matrix, self.group, weights)
+            return rounded_int4(matrix, self.group or matrix.shape[1], weights)
         if self.precision is WeightPrecision.FP8:
-            return encode_fp8(matrix, weights)
+            return encode_fp8(matrix, self.group or matrix.shape[1], weights)
         return encode(matrix, str(self.precision))
 
     def _fold_scales(
@@ -75,7 +75,9 @@ class LayerRounding:
             readers = [t.role for t in found if t.rounded and input_of(t.role) == name]
             if not readers or not self._can_fold(name, index, numbers):
                 continue
-            scale = best_scale([numbers[role] for role in readers], sample.to(numbers[readers[0]].device), self.group)
+            matrices = [numbers[role] for role in readers]
+            group = self.group or matrices[0].shape[1]
+            scale = best_scale(matrices, sample.to(matrices[0].device), group)
             scales[name] = scale
             for role in readers:
                 numbers[role] = numbers[role] * scale

@@ -35,7 +35,7 @@ def rounding_of(
     precision = weight_precision(weights)
     if precision is WeightPrecision.STORED:
         return None, []
-    notes = [f"Matrices of layers are rounded to {precision} at load; embeddings, head and routers are kept."]
+    notes = [f"Matrices of layers are rounded to {precision} at load; embeddings and routers are kept."]
     if precision is not WeightPrecision.INT8_MIXED:
         return Rounding(precision), notes
     tokens, found = learning_tokens(spec)

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.quant.coded_tensor import CodedTensor
 from engine.spec.precision import WeightPrecision
 
+GROUPED = (WeightPrecision.FP8, WeightPrecision.INT4)  # the others have a multiplier a row
 PER_WORD = 8  # four-bit codes in a word
 FORMATS = {
     WeightPrecision.FP8: "float-quantized",
@@ -58,15 +59,16 @@ def _words_along_rows(codes: Tensor) -> Tensor:
 
 
 def quantisation_config(precision: WeightPrecision, group: int, ignored: list[str]) -> dict[str, Any]:
-    """What config.json says of such a checkpoint."""
+    """What config.json says of such a checkpoint. group: neighbours with one multiplier; 0: a row"""
     of_int4 = precision is WeightPrecision.INT4
+    grouped = group > 0 and precision in GROUPED
     is_float = precision is WeightPrecision.FP8
     weights: dict[str, Any] = {
         "num_bits": 4 if of_int4 else 8,
         "type": "float" if is_float else "int",
         "symmetric": not of_int4,
-        "strategy": "group" if of_int4 else "channel",
-        "group_size": group if of_int4 else None,
+        "strategy": "group" if grouped else "channel",
+        "group_size": group if grouped else None,
         "dynamic": False,
         "actorder": None,
         "block_structure": None,

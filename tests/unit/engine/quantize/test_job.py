@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.errors import Conflict, UnsupportedFormat
+from engine.errors import Conflict, InvalidParameter, UnsupportedFormat
 from engine.models import load_model
 from engine.quant.encode import encode
 from engine.quantize import job as job_module
@@ -73,6 +73,30 @@ def test_learning_makes_four_bits_clearly_better_than_rounding_to_the_nearest(tm
         quantize(QuantizeJob(plain, WeightPrecision.INT4, tmp_path / name, text), lambda stage, done, total: None)
         errors.append(float((logits_of(tmp_path / name) - wanted).norm()))
     assert errors[1] < 0.8 * errors[0], errors
+
+
+def test_groups_are_as_asked_and_finer_ones_are_nearer(tmp_path: Path) -> None:
+    plain = llama(tmp_path / "plain")
+    wanted, errors = logits_of(plain), []
+    for group in (0, 32):
+        out = tmp_path / str(group)
+        job = QuantizeJob(plain, WeightPrecision.FP8, out, "", group=group)
+        written = quantize(job, lambda stage, done, total: None)
+        assert written.source_dtype.endswith(" g32") == (group == 32)
+        errors.append(float((logits_of(out) - wanted).norm()))
+    assert errors[1] < errors[0], errors
+
+
+@pytest.mark.parametrize(
+    ("precision", "group", "message"),
+    [(WeightPrecision.INT8, 32, "a multiplier a row"), (WeightPrecision.INT4, 48, "do not divide a matrix's width")],
+)
+def test_groups_that_cannot_be_are_refused(
+    precision: WeightPrecision, group: int, message: str, tmp_path: Path
+) -> None:
+    plain = llama(tmp_path / "plain")
+    with pytest.raises(InvalidParameter, match=message):
+        quantize(QuantizeJob(plain, precision, tmp_path / "out", "", group=group), lambda stage, done, total: None)
 
 
 def test_interrupted_run_goes_on_where_it_stopped_and_writes_the_same(tmp_path: Path) -> None:
