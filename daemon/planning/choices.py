@@ -38,7 +38,7 @@ def _weights(profile: Profile, budget: DeviceBudget) -> Choice:
         return Choice("weights", profile.weight_format, reason + asked)
     if profile.weights == WeightPrecision.STORED:
         return Choice("weights", profile.weight_format, "as stored in the checkpoint")
-    reason = f"matrices of layers are rounded to {profile.weights} at load, embeddings and head stay"
+    reason = f"matrices of layers are rounded to {profile.weights} at load, embeddings stay"
     return Choice("weights", profile.weight_format, reason)
 
 

@@ -81,10 +81,17 @@ class Parts:
             if not tied:
                 self.checkpoint.passed(["lm_head"], None)
             return table, self.ops.linear_of_packed(kept[0], [None], kept[1])
-        head = embed if tied else self.matrix("lm_head")
+        head = embed if tied else self._own_head()
         linear = self.ops.linear([head], [None])
         self._keep("head", [part.packed for part in linear.parts], [head.shape[0]])
         return table, linear
+
+    def _own_head(self) -> Weight:
+        rounding = self.checkpoint.rounding
+        if rounding is None or self.device.type == "cpu" or self.ops.query.activation != "exact":
+            return self.matrix("lm_head")
+        stored = on_device(self.checkpoint.matrix("lm_head", None), self.device)
+        return narrowed(rounding.head(stored), self.device, self.dtype)
 
     def attention(self, layer: LayerSpec) -> Attention | LatentAttention:
         i, spec = layer.index, layer.attention

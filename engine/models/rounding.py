@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from engine.layers.weight import Weight, device_of, stack_rows
 from engine.quant.coded_tensor import OUTLIER_SIZE, CodedTensor
 from engine.quant.encode import encode, encode_mixed
 from engine.quant.gguf_encode import q4_1, q8_0
-from engine.spec.precision import WeightPrecision, is_rounded
+from engine.spec.precision import HEADS, WeightPrecision, is_rounded
 
 TILE_ELEMENTS = 1 << 26  # rounded at once: 256 MiB of float32
 GROUPS = (128, 64, 32, 16)
@@ -69,6 +69,11 @@ class Rounding:
             wide = weight[tile].to(torch.float32) if isinstance(weight, Tensor) else weight.dequantize(tile)
             parts.append(self._tile(wide, role, layer, on_cpu=device_of(weight).type == "cpu"))
         return stack_rows(parts)
+
+    def head(self, weight: Weight) -> Weight:
+        """The head, which is no embedding table, for exact activations on an accelerator."""
+        wanted = HEADS.get(self.precision)
+        return weight if wanted is None else replace(self, precision=wanted).made(weight, "lm_head", 0)
 
     def _tile(self, wide: Tensor, role: str, layer: int, on_cpu: bool) -> Weight:
         columns = wide.shape[1]

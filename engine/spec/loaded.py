@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from engine.spec.model_spec import ModelSpec, TensorInfo
-from engine.spec.precision import BITS, WeightPrecision, is_rounded
+from engine.spec.precision import BITS, HEADS, WeightPrecision, is_rounded
 from engine.spec.quantisation import QuantScheme, Storage
 from engine.spec.quantised_tensors import PART
 from engine.spec.tensor_table import expected_tensors, tensor_table
@@ -51,6 +51,8 @@ def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool) -> Itera
         parts = parts_of.get((role, layer), [])
         if precision is not WeightPrecision.STORED and layer is not None and is_rounded(role) and len(shape) > 1:
             yield _rounded(info, shape, precision, on_cpu)
+        elif role == "lm_head" and precision in HEADS and not (on_cpu or spec.tie_embeddings):
+            yield _rounded(info, shape, HEADS[precision], on_cpu)
         elif parts and spec.quantisation is not None:
             scheme = spec.quantisation.scheme_of(info.name.rpartition(".")[0])
             kind, cpu_kind = _kinds(scheme)

@@ -25,8 +25,17 @@ BITS: dict[WeightPrecision, float] = {
     WeightPrecision.FP4: 4.5,
 }
 
-# Matrices of layers that are multiplied with activations. Embeddings, the head, routers and what latent attention
-# folds away keep their precision: they are few bytes or decide much.
+# What the head becomes on an accelerator where it is no embedding table too and activations stay exact: it is read
+# whole for a token, and eight bits a number cost it next to nothing.
+HEADS: dict[WeightPrecision, WeightPrecision] = {
+    WeightPrecision.FP8: WeightPrecision.FP8,
+    WeightPrecision.INT8: WeightPrecision.INT8,
+    WeightPrecision.INT4: WeightPrecision.INT8,
+    WeightPrecision.FP4: WeightPrecision.INT8,
+}
+
+# Matrices of layers that are multiplied with activations. Embeddings, routers and what latent attention folds away
+# keep their precision: they are few bytes or decide much. The head: see HEADS.
 ROUNDED_ROLES = frozenset(
     {
         "attn_q",

@@ -46,6 +46,28 @@ def test_loaded_spec_predicts_the_bytes_of_rounded_matrices(precision: WeightPre
             assert info.dtype == "F32"
 
 
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_loaded_spec_predicts_the_head_that_an_accelerator_rounds(precision: WeightPrecision, tmp_path: Path) -> None:
+    spec = read_spec(llama(tmp_path / "plain"))
+    assert not spec.tie_embeddings
+    stored = MappedCheckpoint(spec, lambda done, total: None).matrix("lm_head", None)
+    made = Rounding(precision).head(stored)
+    for on_cpu in (False, True):
+        head = next(t for t in loaded_spec(spec, precision, on_cpu=on_cpu).tensors if t.name.startswith("lm_head"))
+        if on_cpu or precision is WeightPrecision.INT8_MIXED:
+            assert head.dtype == "F32"
+        else:
+            kind = "fp8" if precision is WeightPrecision.FP8 else "int8"
+            assert (head.dtype, head.size_bytes) == (kind, pytest.approx(int(stored.numel() * 8.01 / 8), rel=0.01))
+    if precision is WeightPrecision.INT8_MIXED:
+        assert made is stored
+    else:
+        assert isinstance(stored, torch.Tensor)
+        wide = made if isinstance(made, torch.Tensor) else made.dequantize()
+        limit = 0.05 if precision is WeightPrecision.FP8 else 0.01
+        assert float((wide - stored).norm() / stored.norm()) < limit
+
+
 def test_loaded_spec_of_what_stays_is_the_same(tmp_path: Path) -> None:
     spec = read_spec(llama(tmp_path / "plain"))
     assert loaded_spec(spec) is spec
