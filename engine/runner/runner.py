@@ -28,6 +28,7 @@ from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
 from engine.runner.sampler import Sampled, sample
 from engine.runner.token_counts import TokenCounts
+from engine.runner.warm_up import WarmUp
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import PENDING, Request
 from engine.speculative import accepted
@@ -98,11 +99,13 @@ class ModelRunner:
         self._direct: DirectDecode | None = None
         if not device.runs_behind and isinstance(recorded, WholeStep):
             self._direct = DirectDecode(recorded, layout, kv_views, max_context_tokens)
+        self._warm_up: WarmUp | None = None
         self.graphs: DecodeGraphs | None = None
         self.adapted_graphs: DecodeGraphs | None = None
         if device.capabilities.graphs and getattr(model, "replayable", True):
             made = (self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
             self.graphs = DecodeGraphs(*made)
+            self._warm_up = WarmUp(model.forward, layout, kv_views, device, max_context_tokens)
             if self.adapters:  # graphs of their own, so that steps of the base alone cost what they did
                 self.adapted_graphs = DecodeGraphs(*made, adapted=True)
 
@@ -112,14 +115,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, max_batch: int) -> bool:
-        """Capture one more decode graph, the largest missing one. False: there is none left to capture."""
+        """Capture the largest decode graph that is missing, then warm a prompt's step up. False: nothing is left."""
         for graphs in self._all_graphs():
             bucket = graphs.missing(max_batch)
             if bucket is not None:
                 self._ensure_logits(max_batch)
                 graphs.prepare(bucket, self._ensure_pool())
                 return True
-        return False
+        return self._warm_up is not None and self._warm_up.next()
 
     def _forget_graphs(self) -> None:
         for graphs in self._all_graphs():

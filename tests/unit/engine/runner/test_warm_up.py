@@ -1,0 +1,44 @@
+"""Steps that warm a device up: they are steps a model takes, and leave nothing behind but on the null page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.builder import build_engine
+from engine.core import EngineCore
+from engine.messages import WorkerConfig
+from engine.runner.warm_up import STEPS, WarmUp
+from tests.fakes.family_models import saved_model
+
+
+def test_every_step_runs_once_and_writes_to_the_null_page_alone(tmp_path: Path) -> None:
+    saved_model("gemma2", tmp_path)
+    config = WorkerConfig("w", "tiny", str(tmp_path), "", dtype="float32", kv_tokens=512, max_context_tokens=1024)
+    core = build_engine(config, lambda stage, done, total: None).core
+    assert isinstance(core, EngineCore)
+    runner = core.runner
+    seen: list[torch.Tensor] = []
+
+    def forward(batch):
+        logits = runner.model.forward(batch)
+        assert batch.num_tokens == sum(queries[len(seen)])
+        assert torch.isfinite(logits).all()
+        seen.append(logits)
+        return logits
+
+    queries = [step for step in STEPS if max(step) <= runner.tables.max_blocks * core.layout.page_tokens]
+    assert (768,) not in queries, "the model is made for 256 tokens"
+    before = [view.clone() for view in runner._kv_views]
+    warm_up = WarmUp(forward, runner.layout, runner._kv_views, runner.device, 256)
+    turns = 0
+    with torch.inference_mode():
+        while warm_up.next():
+            turns += 1
+    assert turns == len(seen) == len(queries)
+    assert [logits.shape[0] for logits in seen] == [len(step) for step in queries]
+    for view, old, group in zip(runner._kv_views, before, runner.layout.layer_groups, strict=True):
+        null = runner.layout.groups[group].ratio  # small pages in the first large one
+        assert torch.equal(view[null:], old[null:])
+        assert not torch.equal(view[:null], old[:null])
