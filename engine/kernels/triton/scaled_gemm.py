@@ -194,7 +194,11 @@ DESCRIBED = (
     (ScaledTiles(64, 64, 128, 4, 4, described=True), 0.70, 0.70),
 )
 # With multipliers of blocks a part is summed by itself: two sets of sums of larger tiles do not fit the registers.
-MOST_OF_BLOCKS = 128 * 128
+IN_BLOCKS = (
+    (ScaledTiles(128, 128, 128, 8, 4), 1.0, 1.0),
+    (ScaledTiles(128, 64, 128, 4, 4), 0.92, 0.92),
+    (ScaledTiles(64, 64, 128, 4, 4), 0.72, 0.72),
+)
 SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
 MAX_SPLITS = 4
 LEAST_PART = 4096  # numbers of K in a part
@@ -217,12 +221,9 @@ def scaled_tiles(
         turns = -(-tiles_of(tile) // units)
         return turns * tile.block_m * tile.block_n / (rate if turns > 1 else rate_of_one)
 
-    known = [
-        choice
-        for choice in (DESCRIBED if described else CHOICES)
-        if not blocks or choice[0].block_m * choice[0].block_n <= MOST_OF_BLOCKS
-    ]
-    best = min(known, key=cost)[0]
+    best = min(IN_BLOCKS if blocks else DESCRIBED if described else CHOICES, key=cost)[0]
+    if blocks:
+        best = replace(best, described=described)
     if tiles_of(best) >= SPLIT_BELOW * units:
         return best
     return replace(best, splits=max(1, min(MAX_SPLITS, 2 * units // tiles_of(best))))
