@@ -131,7 +131,7 @@ def _decode(work: _Work, *, mixed: bool) -> None:
         _decode_kernel[grid](*inputs, repeat, block_m, tile.block_n, dim, block_d, *forms, chained, **options)
     else:
         pairs = max(16, block_d // 2)
-        kinds = (code, work.multiplied, speaks_ptx(q.device), chained)
+        kinds = (code, work.multiplied, speaks_ptx(q.device), converts_fp8(q.device), chained)
         _decode_bytes_kernel[grid](*inputs, repeat, block_m, tile.block_n, dim, pairs, *forms, *kinds, **options)
     if splits > 1:
         grid = (sequences * num_heads, 1, 1)

@@ -23,7 +23,8 @@ def _decode_bytes_kernel(
     num_heads, scale, splits,
     REPEAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_P: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
-    MIXED: tl.constexpr, CODE: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+    MIXED: tl.constexpr, CODE: tl.constexpr, TYPE: tl.constexpr, PTX: tl.constexpr, HARDWARE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_P: pairs of a head, up to the next power of two. Strides of the view are in bytes"""
     if CHAINED:
@@ -55,7 +56,9 @@ def _decode_bytes_kernel(
     largest = tl.maximum(tl.max(tl.maximum(tl.abs(q_even), tl.abs(q_odd)), axis=1), 1e-20)
     q_even = (q_even / largest[:, None]).to(TYPE)
     q_odd = (q_odd / largest[:, None]).to(TYPE)
-    factor = largest * (scale * _bias(CODE))
+    factor = largest * (scale * _bias(CODE, HARDWARE))
+    if SOFTCAP == 0:
+        factor = factor * 1.4426950408889634
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:  # noqa: SIM102 - known when compiling; the next line is not
@@ -77,9 +80,11 @@ def _decode_bytes_kernel(
         v_words = tl.load(v_at[:, None] + pairs[None, :], mask=exists[:, None] & in_dim[None, :], other=0)
         k_scales = tl.load(_scales_at(heads_at, keys % PAGE, PAGE, DIM), mask=exists, other=0.0)
         v_scales = tl.load(_scales_at(heads_at + plane_stride, keys % PAGE, PAGE, DIM), mask=exists, other=0.0)
-        k_even, k_odd = _halves(k_words, CODE, PTX)
+        k_even, k_odd = _halves(k_words, CODE, PTX, HARDWARE)
         s = tl.dot(q_odd, k_odd.to(TYPE), tl.dot(q_even, k_even.to(TYPE)))
-        s = _base2(s * (factor[:, None] * k_scales[None, :]), SOFTCAP)
+        s = s * (factor[:, None] * k_scales[None, :])
+        if SOFTCAP > 0:
+            s = _base2(s, SOFTCAP)
         s = tl.where((exists & (keys >= first))[None, :], s, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(s, axis=1))
         safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -88,12 +93,12 @@ def _decode_bytes_kernel(
         total = total * shrink + tl.sum(p, axis=1)
         # The multiplier times the largest code: what the head's numbers are below, so that float16 holds it.
         p = tl.minimum(p * (v_scales * _limit(CODE))[None, :], 65504.0).to(TYPE)
-        v_even, v_odd = _halves(v_words, CODE, PTX)
+        v_even, v_odd = _halves(v_words, CODE, PTX, HARDWARE)
         even = tl.dot(p, v_even.to(TYPE), even * shrink[:, None])
         odd = tl.dot(p, v_odd.to(TYPE), odd * shrink[:, None])
         maximum = new_maximum
-    even = even * (_bias(CODE) / _limit(CODE))
-    odd = odd * (_bias(CODE) / _limit(CODE))
+    even = even * (_bias(CODE, HARDWARE) / _limit(CODE))
+    odd = odd * (_bias(CODE, HARDWARE) / _limit(CODE))
     if not SPLIT:
         norm = tl.where(total == 0.0, 1.0, total)[:, None]
         out_at = out + (row * num_heads + q_heads[:, None]) * DIM + 2 * pairs[None, :]

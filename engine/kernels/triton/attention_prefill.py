@@ -73,7 +73,7 @@ def _prefill_kernel(
     queries = tl.load(q + q_base[:, None] + lanes[None, :], mask=real[:, None] & in_dim[None, :], other=0.0)
     if CODE != 0:
         queries, largest = _in_half(queries, TYPE)
-        factor = largest * (scale * _bias(CODE))
+        factor = largest * (scale * _bias(CODE, HARDWARE))
     position = context - count + query
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -128,7 +128,7 @@ def _prefill_kernel(
         maximum = new_maximum
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if CODE != 0:
-        acc = acc * (_bias(CODE) / _limit(CODE))
+        acc = acc * (_bias(CODE, HARDWARE) / _limit(CODE))
     out_base = (first_row + query).to(tl.int64) * out_token_stride + q_heads * DIM
     tl.store(
         out + out_base[:, None] + lanes[None, :],

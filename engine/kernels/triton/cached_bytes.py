@@ -29,12 +29,16 @@ def _limit(CODE: tl.constexpr):
 
 
 @triton.jit
-def _bias(CODE: tl.constexpr):
-    """A number over what _halves and _numbers make of its code."""
-    value: tl.constexpr = 256.0 if CODE == 1 else 1.0
+def _bias(CODE: tl.constexpr, HARDWARE: tl.constexpr):
+    """A number over what _halves and _numbers make of its code. HARDWARE: the device converts E4M3 itself"""
+    value: tl.constexpr = 256.0 if CODE == 1 and not HARDWARE else 1.0
     return value
 
 
+_E4M3_CONVERTED = tl.constexpr(
+    "{ .reg .b32 t; .reg .b16 low, high; prmt.b32 t, $2, 0, 0x3120; mov.b32 {low, high}, t;"
+    " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
+)
 _E4M3_PAIR = tl.constexpr(
     "{ .reg .b32 t, u; shl.b32 t, $2, 7; and.b32 t, t, 0x3F803F80; shl.b32 u, $2, 8; and.b32 u, u, 0x80008000;"
     " or.b32 $0, t, u; shr.u32 t, $2, 1; and.b32 t, t, 0x3F803F80; and.b32 u, $2, 0x80008000; or.b32 $1, t, u; }"
@@ -47,10 +51,11 @@ _WHOLE_PAIR = tl.constexpr(
 
 
 @triton.jit
-def _halves(words, CODE: tl.constexpr, PTX: tl.constexpr):
+def _halves(words, CODE: tl.constexpr, PTX: tl.constexpr, HARDWARE: tl.constexpr):
     """Two float16 numbers of each int16: of its low byte and of its high one."""
     if PTX:
-        asm: tl.constexpr = _E4M3_PAIR if CODE == 1 else _WHOLE_PAIR
+        e4m3: tl.constexpr = _E4M3_CONVERTED if HARDWARE else _E4M3_PAIR
+        asm: tl.constexpr = e4m3 if CODE == 1 else _WHOLE_PAIR
         low, high = tl.inline_asm_elementwise(
             asm, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
@@ -68,11 +73,11 @@ def _halves(words, CODE: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def _numbers(codes, CODE: tl.constexpr, HARDWARE: tl.constexpr):
-    """A float16 number of each byte. HARDWARE: the device converts E4M3 itself."""
+    """A float16 number of each byte."""
     if CODE == 2:
         value = codes.to(tl.float16)
     elif HARDWARE:
-        value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16) * 0.00390625
+        value = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
         wide = codes.to(tl.int16)
         value = (((wide & 0x7F) << 7) | ((wide & 0x80) << 8)).to(tl.float16, bitcast=True)
