@@ -237,7 +237,9 @@ class TenantService:
         by_id = {tenant.id: tenant for tenant in tenants}
         self._suspended = frozenset(tenant.id for tenant in tenants if tenant.state != "active")
         self._principals = {
-            key.digest: (key, _principal(key, by_id[key.tenant_id])) for key in keys if key.tenant_id in by_id
+            key.digest: (key, _principal(key, by_id[key.tenant_id]))
+            for key in keys
+            if key.tenant_id in by_id and key.revoked_at is None  # what never opens a door again is not remembered
         }
 
 
