@@ -144,6 +144,8 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_set_threads": (_I, (_I, _I)),
     "bayard_threads": (_I, ()),
     "bayard_usable_cores": (_I, ()),
+    "bayard_places": (_I, (c_char_p, _P, _L, _P, _P)),
+    "bayard_interleave": (_I, (_P, _L)),
     "bayard_packed_bytes": (_L, (_I, _L, _L)),
     "bayard_pack": (_I, (_I, _P, _L, _L, _L, _P)),
     "bayard_linear": (_I, (POINTER(Linear), _P, _L, _L, _P, _L, _P, _L)),

@@ -49,6 +49,12 @@ BAYARD_API int bayard_has_bf16(void);
 BAYARD_API int bayard_set_threads(int threads, int pin);
 BAYARD_API int bayard_threads(void);
 BAYARD_API int bayard_usable_cores(void);
+// Where threads run, first thread first, among `count` allowed CPUs: one CPU a core, memory nodes in turns. The number
+// of cores; cpus and nodes hold as many as count. root stands before /sys and is "" but in tests.
+BAYARD_API int bayard_places(const char* root, const int32_t* allowed, int64_t count, int32_t* cpus, int32_t* nodes);
+// Spreads fresh memory over the nodes of the CPUs this process may use. The number of nodes, 1 if it stays as it is;
+// bytes 0 only asks.
+BAYARD_API int bayard_interleave(void* memory, int64_t bytes);
 
 // Bytes of the packed form of an [n, k] matrix; k a multiple of the kind's block. -1 for a bad kind or shape.
 BAYARD_API int64_t bayard_packed_bytes(int kind, int64_t n, int64_t k);

@@ -9,6 +9,7 @@
 #include "dispatch.h"
 #include "ops.h"
 #include "program.h"
+#include "topology.h"
 #include "weights.h"
 
 using namespace bayard;
@@ -117,6 +118,16 @@ int bayard_threads(void) {
   return pool().threads();
 }
 int bayard_usable_cores(void) { return usable_cores(); }
+
+int bayard_places(const char* root, const int32_t* allowed, int64_t count, int32_t* cpus, int32_t* nodes) {
+  const std::vector<Place> found = places(root, std::vector<int>(allowed, allowed + count));
+  for (size_t i = 0; i < found.size(); i++) {
+    cpus[i] = found[i].cpu;
+    nodes[i] = found[i].node;
+  }
+  return static_cast<int>(found.size());
+}
+int bayard_interleave(void* memory, int64_t bytes) { return interleave(memory, bytes); }
 
 int64_t bayard_packed_bytes(int kind, int64_t n, int64_t k) {
   if (!kind_ok(kind) || !matrix_ok(kind, n, k)) return -1;

@@ -93,6 +93,11 @@ def usable_cores() -> int:
     return int(load().bayard_usable_cores())
 
 
+def memory_nodes() -> int:
+    """Memory nodes that the usable cores belong to."""
+    return int(load().bayard_interleave(None, 0))
+
+
 def check(code: int, what: str) -> None:
     """Raise what a return code means."""
     if code == 0:

@@ -1,6 +1,7 @@
 """Memory for packed weights: in huge pages where Linux has them, since a decode step reads all of it once.
 
 With pages of 4 KiB a step of a 135M model takes 8 % longer: the CPU's own fetching ahead stops at each page's end.
+Where the usable cores belong to several memory nodes the pages are spread over them, as the threads are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import threading
 
 import torch
 from torch import Tensor
+
+from engine.kernels.cpu.library import load
 
 CHUNK_BYTES = 32 << 20  # small matrices share one, since a huge page is larger than many of them
 ALIGN_BYTES = 64
@@ -70,6 +73,7 @@ def in_huge_pages(address: int, smaps: str = "/proc/self/smaps") -> bool:
 def _mapped(num_bytes: int) -> mmap.mmap:
     mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     ask_for_huge_pages(mapped)
+    load().bayard_interleave(_view(mapped, 0, num_bytes).data_ptr(), num_bytes)
     return mapped
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.kernels.cpu.library import memory_nodes
 from engine.kernels.cpu.memory import ask_for_huge_pages, huge_memory, huge_pages_are_to_be_had, in_huge_pages
 
 MAGIC = b"BYPACK\x00\x01"  # the last byte is the version of this file's form
@@ -116,9 +117,9 @@ class PackedFileWriter:
 
 
 class PackedFile:
-    """A finished file, mapped read-only; copied where the file system does not keep it in huge pages and memory can.
+    """A finished file, mapped read-only; tensors of it keep the map alive.
 
-    Tensors of it keep the map alive.
+    Copied where the file system does not keep it in huge pages and memory can, or memory has several nodes.
     Raises: PackedFileUnusable, FileNotFoundError. Blocks: while it is read through once, by some threads
     """
 
@@ -144,7 +145,8 @@ class PackedFile:
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.num_bytes = len(self._map)
         self._check_all()
-        self.is_mapped = in_huge_pages(self._bytes.data_ptr()) or not huge_pages_are_to_be_had()
+        as_good = in_huge_pages(self._bytes.data_ptr()) or not huge_pages_are_to_be_had()
+        self.is_mapped = as_good and memory_nodes() == 1
         if not self.is_mapped:  # a step would take longer with it: copied once, at the speed of memory
             self._bytes = huge_memory(self.num_bytes).copy_(self._bytes)
             del self._map

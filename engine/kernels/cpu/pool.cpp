@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include "topology.h"
+
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -8,10 +10,6 @@
 #include <unistd.h>
 
 #include <climits>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -73,55 +71,10 @@ void await_team(Shared* shared, std::atomic<uint32_t>* word, uint32_t seen, int 
   sleep_until_changed(word, seen, &shared->sleepers);
 }
 
-std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0)
-    for (int i = 0; i < CPU_SETSIZE; i++)
-      if (CPU_ISSET(i, &set)) cpus.push_back(i);
-  if (cpus.empty()) cpus.push_back(0);
-  return cpus;
-}
-
-// One CPU of each core among the allowed ones.
-std::vector<int> one_cpu_a_core(const std::vector<int>& cpus) {
-  std::vector<int> chosen;
-  std::set<std::string> seen;
-  for (int cpu : cpus) {
-    std::string name = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
-    char text[256] = {};
-    if (FILE* f = std::fopen(name.c_str(), "r")) {
-      if (!std::fgets(text, sizeof text, f)) text[0] = 0;
-      std::fclose(f);
-    }
-    if (text[0] == 0 || seen.insert(text).second) chosen.push_back(cpu);
-  }
-  return chosen;
-}
-
-// CPUs' worth of time the cgroup allows, rounded up; 0 when unlimited or unknown.
-int cgroup_quota() {
-  long quota = -1, period = 100000;
-  if (FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    char first[32] = {};
-    if (std::fscanf(f, "%31s %ld", first, &period) >= 1 && std::strcmp(first, "max") != 0) quota = std::atol(first);
-    std::fclose(f);
-  } else if (FILE* g = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r")) {
-    if (std::fscanf(g, "%ld", &quota) != 1) quota = -1;
-    std::fclose(g);
-    if (FILE* h = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r")) {
-      if (std::fscanf(h, "%ld", &period) != 1) period = 100000;
-      std::fclose(h);
-    }
-  }
-  return quota > 0 && period > 0 ? static_cast<int>((quota + period - 1) / period) : 0;
-}
-
 }  // namespace
 
 int usable_cores() {
-  int cores = static_cast<int>(one_cpu_a_core(allowed_cpus()).size());
+  int cores = static_cast<int>(places("", allowed_cpus()).size());
   const int quota = cgroup_quota();
   return quota > 0 && quota < cores ? quota : cores;
 }
@@ -154,8 +107,9 @@ struct Pool::Worker {
 
 Pool::Pool(int threads, bool pin) : threads_(threads > 0 ? threads : usable_cores()) {
   const std::vector<int> all = allowed_cpus();
-  const std::vector<int> cores = one_cpu_a_core(all);
-  const std::vector<int>& cpus = static_cast<int>(cores.size()) >= threads_ ? cores : all;
+  std::vector<int> cpus;
+  for (const Place& place : places("", all)) cpus.push_back(place.cpu);
+  if (static_cast<int>(cpus.size()) < threads_) cpus = all;
   shared_.spin = static_cast<int>(all.size()) >= threads_;
   shared_.cpu = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(threads_));
   for (int rank = 0; rank < threads_; rank++) shared_.cpu[static_cast<size_t>(rank)].store(-1);
