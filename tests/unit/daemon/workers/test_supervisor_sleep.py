@@ -140,3 +140,22 @@ async def test_killed_worker_starts_again_as_after_a_crash(bench: Bench) -> None
     await bench.until(lambda: bench.view().state is S.READY and bench.view().pid != pid)
     assert (S.READY, S.LOST) in bench.moves()
     assert bench.view().restarts == 1
+
+
+async def test_drained_device_keeps_its_workers_asleep_until_it_is_undrained(bench: Bench) -> None:
+    await bench.ready("a")
+    await bench.ready("b")
+    await bench.supervisor.sleep("b", reason="an operator's own word")
+    await bench.until_state(S.SLEEPING, name="b")
+    assert await bench.supervisor.drain_device("cpu", "cpu is drained by ops") == ["a", "b"]
+    await bench.until_state(S.SLEEPING, name="a")
+    await bench.supervisor.want("c", SPEC)  # a plan wants another there
+    await bench.until_state(S.SLEEPING, name="c")
+    assert bench.view("c").pid is None
+    for call in (bench.supervisor.wake("a"), bench.supervisor.restart("a")):
+        with pytest.raises(Conflict, match="the device cpu is drained: cpu is drained by ops"):
+            await call
+    assert sorted(await bench.supervisor.undrain_device("cpu")) == ["a", "b", "c"]
+    for name in ("a", "b", "c"):
+        await bench.until_state(S.READY, name=name)
+    assert await bench.supervisor.undrain_device("cpu") == []
