@@ -17,6 +17,7 @@ from engine.kernels.triton.attention_tiles import Tile, shared_bytes
 from engine.kernels.triton.device import units_of
 
 FEW_HEADS = Tile(16, 32, 4, 2)  # heads a program, as few as a matrix unit takes; two programs fit a unit
+SOME_HEADS = Tile(32, 32, 4, 2)
 # Of 64 heads and more: a row is read for so many of them at once. One program fills a unit that holds its tiles.
 MANY_HEADS = Tile(64, 64, 8, 2)
 
@@ -157,4 +158,4 @@ def _tile(num_heads: int, width: int, view: torch.Tensor) -> tuple[Tile, int]:
     rows = many.block_m + many.num_stages * many.block_n + many.block_m // 8  # queries, tiles in flight, weights
     if num_heads >= many.block_m and rows * width * view.element_size() <= shared_bytes(view.device):
         return many, units_of(view.device)
-    return FEW_HEADS, PROGRAMS_WANTED
+    return SOME_HEADS if num_heads >= SOME_HEADS.block_m else FEW_HEADS, PROGRAMS_WANTED
