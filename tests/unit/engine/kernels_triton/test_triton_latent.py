@@ -24,6 +24,8 @@ def pool(pages: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     [
         (4, 32, 8, [1], [1]),
         (20, 24, 8, [1, 1], [300, 17]),  # decode, the longer one in parts
+        (40, 24, 8, [1, 3], [50, 17]),  # tiles of 32 heads, and of 64
+        (70, 16, 16, [1], [70]),
         (16, 64, 16, [5, 1, 16], [5, 40, 33]),  # a chunk after others, a decode, a whole prompt's end
         *([(128, 512, 64, [1, 70], [900, 70])] if DEVICE == "cuda" else []),
     ],
