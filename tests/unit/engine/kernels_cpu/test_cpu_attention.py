@@ -130,6 +130,15 @@ def test_attention_thread_count_does_not_change_bits(threads: int) -> None:
         library.set_threads(was)
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8])
+def test_attention_of_lengths_none_one_and_4095(kv_dtype: torch.dtype, each_isa: EachIsa) -> None:
+    c = case([(4095, 1), (0, 0), (1, 1), (4095, 3), (17, 0), (4095, 65)], 4, 2, 32, kv_dtype)
+    truth = c.run(reference.paged_attention)
+    results = [c.run(ops.paged_attention) for _ in each_isa()]
+    assert torch.allclose(results[0], truth, atol=3e-6, rtol=1e-5)
+    assert all(r.equal(results[0]) for r in results)
+
+
 def test_attention_does_not_read_beyond_the_context(each_isa: EachIsa) -> None:
     c = case([(37, 3), (16, 1)], 4, 2, 32, torch.float32)
     clean = c.run(ops.paged_attention)

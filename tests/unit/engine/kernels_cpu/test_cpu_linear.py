@@ -89,6 +89,32 @@ def test_linear_row_is_bit_identical_whatever_is_beside_it(
             assert run(x[:count], packed).equal(alone[:count]), (name, count)
 
 
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F16", "I8_ROW"])
+def test_linear_of_1_to_129_rows_equals_float64(kind: str, each_isa: EachIsa, random_weight: RandomWeight) -> None:
+    columns = 256 if kind == "Q6_K" else 96
+    weight = random_weight(kind, 19, columns)
+    packed = weights.pack(weight.stored)
+    x = torch.randn(129, columns)
+    truth, slack = x.double() @ weight.numbers.T, bound(x, weight)
+    for name in each_isa():
+        for count in range(1, 130) if name != "scalar" else (1, 2, 7, 128, 129):
+            out = ops.linear_exact(x[:count], packed)
+            assert torch.all((out - truth[:count]).abs() <= slack[:count]), (name, count)
+
+
+def test_linear_writes_rows_that_begin_anywhere(each_isa: EachIsa, random_weight: RandomWeight) -> None:
+    packed = weights.pack(random_weight("Q4_0", 21, 64).stored)
+    x, bias = torch.randn(5, 64), torch.randn(22)[1:]
+    for _ in each_isa():
+        memory = torch.full((5 * 24 + 3,), 7.0)
+        out = memory[3:].view(5, 24)[:, :21]
+        assert out.data_ptr() % 16 != 0
+        ops.linear_exact(x, packed, bias, out)
+        assert out.equal(ops.linear_exact(x, packed, bias.clone()))
+        assert memory[:3].eq(7).all()
+        assert memory[3:].view(5, 24)[:, 21:].eq(7).all()
+
+
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_linear_with_odd_thread_counts_is_bit_identical(threads: int, random_weight: RandomWeight) -> None:
     packed = weights.pack(random_weight("Q4_K", 333, 1024).stored)
