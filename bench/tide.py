@@ -236,6 +236,10 @@ def one_run(gguf: Path, run: str, arrivals: Sequence[Arrival], day: Day, engine:
         answers = asyncio.run(replay(made.url, key, arrivals))
         ended = [(one.arrival.at_s + one.got.total_s, one.got.tokens) for one in answers if _whole(one)]
         found = {"run": run, **figures(answers, day), "moves": moves_of(made, began)}
+        lost = [one for one in answers if not _whole(one)]
+        found["lost_at"] = [
+            [round(o.arrival.at_s, 1), o.got.status, o.got.tokens, round(o.got.total_s, 1)] for o in lost
+        ]
         found["ended"] = [[round(at_s, 2), tokens] for at_s, tokens in sorted(ended)]
         made.stop()
     return found

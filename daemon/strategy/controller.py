@@ -24,7 +24,7 @@ from daemon.strategy.leaving import Leaving
 from daemon.strategy.load_controller import LoadController
 from daemon.strategy.on_demand import OnDemand
 from daemon.strategy.plans import Plans, SavedPlan
-from daemon.strategy.resting import Resting, held_bytes, is_planned, other_name
+from daemon.strategy.resting import PATIENT_DRAIN_S, Resting, held_bytes, is_planned, other_name
 from daemon.strategy.room import no_room
 from daemon.strategy.rules import Rules
 from daemon.strategy.schedule import Decision, day_of, plan_at
@@ -255,7 +255,7 @@ class PlanController:
         if not same_shape(current.config, config):
             if (failed := self._switcher.failure(model, config)) is not None:
                 raise Conflict(failed)
-            if len(self._leaving) == 0 and not self._resting.is_going(views.values()):
+            if len(self._leaving) == 0 and not await self._resting.is_going(views.values()):
                 await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
                 self._aside.follow(lambda: self._switcher.current(model))
             return 1  # memory is coming back: the next tick sees how much
@@ -287,7 +287,7 @@ class PlanController:
         room = await asyncio.to_thread(self._room, profile, list(views.values()), promised, held_bytes(sleeper))
         if room.fits or self._room is no_room:
             return True
-        if len(self._leaving) or self._resting.is_going(views.values()):
+        if len(self._leaving) or await self._resting.is_going(views.values()):
             return False
         if (oldest := self._resting.oldest(views, profile.device, sleeper)) is not None:
             self._leaving.leave(oldest, f"its memory is wanted for {profile.model}: {room.reason}")
@@ -298,15 +298,15 @@ class PlanController:
         if idle is None:
             raise Conflict(f"{profile.model} was asked for: {room.reason}, and no other on-demand model is idle.", "")
         self.on_demand.put_away(idle.model)
-        await self._put_away(idle, f"it makes room for {profile.model}, which was asked for: {room.reason}")
+        await self._put_away(idle, f"it makes room for {profile.model}, which was asked for: {room.reason}", None)
         return False
 
-    async def _put_away(self, view: WorkerView, reason: str) -> None:
+    async def _put_away(self, view: WorkerView, reason: str, drain_s: float | None = PATIENT_DRAIN_S) -> None:
         """Let it sleep with its process if a saved plan may wake it; else drain and end it."""
         if view.name in self._leaving:
             return
         if view.state is WorkerState.READY and is_planned(view, self._shapes):
-            await self._resting.lay(view, reason)
+            await self._resting.lay(view, reason, drain_s=drain_s)
         else:
             self._leaving.leave(view, reason)
 

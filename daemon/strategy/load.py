@@ -57,10 +57,18 @@ class Load:
     output_tok_s: float = 0.0
     pages_share: float = 0.0
     last: LoadSample | None = None
+    earlier: LoadSample | None = None  # the one before it
+
+    @property
+    def pressing(self) -> float:
+        """Streams that want a place: the mean, or what was there at both of the last two looks if that is more."""
+        if self.last is None or self.earlier is None:
+            return self.demand
+        return max(self.demand, float(min(self.last.inflight, self.earlier.inflight)))
 
     def note(self, sample: LoadSample) -> None:
         """Take one more moment into account. A new process, or a clock that stood still, begins its rates anew."""
-        last, self.last = self.last, sample
+        last, self.last, self.earlier = self.last, sample, self.last
         if last is None:
             self.demand, self.queue, self.running = float(sample.inflight), float(sample.waiting), float(sample.running)
             self.pages_share = sample.pages_share

@@ -79,12 +79,11 @@ class LoadController:
             del self._standings[model]
 
     def _begin(self, profile: Profile, bounds: LiveBounds, now: float, before: _Standing | None) -> _Standing:
-        """At the step nearest to the plan's own knobs, or where the last plan's load had brought it."""
-        if before is not None and before.bounds == bounds:
-            before.nominal = profile.knobs
-            return before
+        """At the step nearest to the plan's own knobs, or above it where the load of before wants more already."""
         step = _nearest(bounds, profile.knobs.max_running)
         reason = f"the plan's own place, {profile.knobs.max_running:,} streams"
+        if before is not None and (wanted := _first_with_room(bounds, before.load.pressing, 0)) > step:
+            step, reason = wanted, f"load: {before.load}, more than the plan's own place has room for"
         standing = _Standing(bounds, profile.knobs, step, now, reason)
         if before is not None:
             standing.load = before.load
@@ -95,10 +94,10 @@ class LoadController:
         load, bounds = standing.load, standing.bounds
         allowed = bounds.at(_position(standing.step)).max_running
         passed_s = now - standing.moved_mono
-        if load.demand > FULL * allowed and standing.step < STEPS - 1:
+        if load.pressing > FULL * allowed and standing.step < STEPS - 1:
             if passed_s < bounds.dwell_s * RISE_SHARE or load.pages_share > _PAGES_FULL:
                 return
-            step = _first_with_room(bounds, load.demand, standing.step + 1)
+            step = _first_with_room(bounds, load.pressing, standing.step + 1)
             told = f"more than {FULL:.0%} of the {allowed:,} allowed"
         else:
             if standing.step == 0 or passed_s < bounds.dwell_s:

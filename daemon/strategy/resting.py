@@ -17,6 +17,7 @@ from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 from engine.messages import WorkerConfig
 
+PATIENT_DRAIN_S = 1800.0  # where nobody waits for what it holds
 _ON_THE_WAY = (WorkerState.READY, WorkerState.DRAINING)
 
 
@@ -31,16 +32,21 @@ class Resting:
     def __init__(self, workers: SleepingWorkers, events: EventLog) -> None:
         self._workers = workers
         self._events = events
+        self._hurried: set[str] = set()
         self._names: dict[str, bool] = {}  # that was laid first first; whether it was seen asleep
 
     def __contains__(self, worker: str) -> bool:
         return worker in self._names
 
-    async def lay(self, view: WorkerView, reason: str) -> None:
-        """Drain a ready worker and let it sleep. Returns at once."""
+    async def lay(self, view: WorkerView, reason: str, *, drain_s: float | None = PATIENT_DRAIN_S) -> None:
+        """Drain a ready worker and let it sleep. Returns at once.
+
+        drain_s: None: as when workers are stopped, since somebody waits for its memory
+        """
         self._names[view.name] = False
+        self._hurried.discard(view.name)
         self._events.publish("worker", view.name, "wanted", "resting", reason)
-        await self._workers.sleep(view.name, None, reason, keep=True)
+        await self._workers.sleep(view.name, drain_s, reason, keep=True)
 
     async def wake(self, worker: str, reason: str, *, prove: bool = False) -> None:
         """Returns at once. Raises: NotFound, Conflict"""
@@ -76,9 +82,14 @@ class Resting:
                 return view
         return None
 
-    def is_going(self, views: Iterable[WorkerView]) -> bool:
-        """Whether one of them has not given its memory back yet."""
-        return any(view.name in self and view.state in _ON_THE_WAY for view in views)
+    async def is_going(self, views: Iterable[WorkerView]) -> bool:
+        """Whether one of them has not given its memory back yet; it is told that somebody waits for that now."""
+        going = [view for view in views if view.name in self and view.state in _ON_THE_WAY]
+        for view in going:
+            if view.name not in self._hurried:
+                self._hurried.add(view.name)
+                await self._workers.sleep(view.name, None, f"{view.reason}; its memory is waited for", keep=True)
+        return bool(going)
 
     def oldest(self, views: Mapping[str, WorkerView], device: str, but: WorkerView | None) -> WorkerView | None:
         """The one on the device that sleeps longest."""

@@ -54,7 +54,7 @@ class MachineRoom:
         have = budget.usable_bytes
         if self.limit_bytes and budget.on_cpu:
             held = sum(held_bytes(view) for view in views) + sum(claim.size_bytes for claim in claims)
-            have = max(0, min(have, self.limit_bytes + returned_bytes - held - budget.reserve_bytes))
+            have = max(0, min(have, self.limit_bytes + returned_bytes - held))
         told = f"it needs {human_bytes(need)}; {human_bytes(have)} are free beside what runs"
         return RoomAnswer(need <= have, told)
 

@@ -151,7 +151,7 @@ class Switcher:
         self._running[profile.model] = switch
         self.promise(new, profile)
         if how is How.SLEEP_FIRST:
-            await self._resting.lay(old, f"it makes room for {new}, for plan {plan}")
+            await self._resting.lay(old, f"it makes room for {new}, for plan {plan}", drain_s=None)
         else:
             await self._launch(switch)
 

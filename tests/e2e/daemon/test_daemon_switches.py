@@ -139,7 +139,7 @@ def room_for_one(daemon: Daemon, *, and_a_sleeper: bool) -> None:
     plans = {name: json.loads(daemon.command("plan", "show", name, "--json").stdout) for name in ("short", "long")}
     (short,), (long,) = (plans[name]["models"] for name in ("short", "long"))
     larger = max(short["memory_bytes"], long["memory_bytes"])
-    daemon.env["BAYARD_WORKERS_HOST_MEMORY_BYTES"] = str((512 << 20) + larger + (16 << 20))
+    daemon.env["BAYARD_WORKERS_HOST_MEMORY_BYTES"] = str(larger + (16 << 20))
     if not and_a_sleeper:  # what it says it holds awake is then too little to be what sleeping would free
         daemon.script(token_s=0.1, load_s=0.4, rss_bytes=64 << 20)
 
@@ -199,8 +199,11 @@ def test_switch_back_wakes_the_sleeper_and_loses_nobody(boxed: Daemon, key: str)
     assert set(statuses) == {200}
     assert [event["to_state"] for event in switches(boxed)] == ["sleep-first", "switched"] * 2
     there, back = [event["fields"]["gap_s"] for event in switches(boxed)[1::2]]
-    assert back < there
-    assert back < 1.0
+    assert there is not None
+    assert back is not None
+    assert back < 10
+    loads = [event for event in boxed.admin("events?limit=200")["items"] if event["to_state"] == "starting"]
+    assert len(loads) == 2, "the way back loads nothing"
     assert [item["pid"] for item in workers(boxed) if item["state"] == "ready"] == [pid]
 
 

@@ -108,11 +108,21 @@ def test_full_pages_forbid_more_streams(box: Box) -> None:
     assert box.look(10).knobs == FEW
 
 
-def test_new_plan_with_the_same_bounds_keeps_the_place_that_load_had_found(box: Box) -> None:
+def test_new_plan_begins_at_its_own_place_or_above_it_where_the_load_is(box: Box) -> None:
+    box.look(5)
+    box.profile = replace(box.profile, knobs=MANY)
+    assert box.look().knobs == MANY, "the schedule foresees a load that is not there yet"
     box.inflight = 40
-    assert box.look(12).knobs == MANY
+    box.look(12)
     box.profile = replace(box.profile, knobs=msgspec.structs.replace(FEW, max_running=5))
-    assert box.look().knobs == MANY
+    assert box.look().knobs == MANY, "it comes down when the load does"
+
+
+def test_crowd_that_stays_for_two_looks_goes_up_straight_to_where_it_has_room(box: Box) -> None:
+    box.look(10)
+    box.inflight = 30
+    assert box.look().knobs.max_running < MANY.max_running, "one look may be a chance"
+    assert box.look(2).knobs == MANY
 
 
 def test_new_process_does_not_make_rates_negative(box: Box) -> None:
