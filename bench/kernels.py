@@ -36,7 +36,7 @@ from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_dots import DotsTiles
 from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles, large_linear, quant_gemm
 from engine.kernels.triton.quantise_rows import quantise_rows
-from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
+from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, usual_tiles
 from engine.kernels.triton.tuned import add, few_key
 from engine.quant.encode import encode
 
@@ -69,11 +69,11 @@ GEMM_SWEEP = tuple(
     )
 )  # fmt: skip
 SCALED_SWEEP = tuple(
-    ScaledTiles(*sizes)
+    ScaledTiles(*sizes, described=described)
+    for described in (True, False)
     for sizes in (
-        (64, 64, 128, 4, 4), (64, 64, 128, 4, 4, 8, 2), (128, 64, 128, 4, 3), (128, 64, 128, 4, 3, 8, 2),
-        (128, 128, 128, 8, 4), (128, 128, 128, 8, 3, 8, 2), (128, 256, 128, 8, 3), (256, 128, 128, 8, 3),
-        (64, 256, 128, 4, 3),
+        (64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 128, 256, 4, 3), (128, 64, 128, 4, 3), (128, 128, 128, 4, 3),
+        (128, 128, 128, 8, 4), (128, 256, 128, 8, 3), (128, 256, 128, 8, 4), (256, 128, 128, 8, 4),
     )
 )  # fmt: skip
 
@@ -233,7 +233,7 @@ def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> N
             coded_x.codes, w.T, coded_x.scales, weight.scales.T, out_dtype=bench.dtype, use_fast_accum=True
         )
 
-    tiles = list(SCALED_SWEEP) if bench.sweep else [scaled_tiles(rows, columns)]
+    tiles = list(SCALED_SWEEP) if bench.sweep else [usual_tiles(bench.device, rows, columns)]
     ours_us, best = bench.best(ours, [codes], tiles)
     library_us = round(bench.times(library, [codes]), 1) if bench.device.type == "cuda" and rows > 16 else None
     bench.show(

@@ -17,7 +17,7 @@ from engine.kernels.triton import quant_linear
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.quant_gemm import GemmTiles, quant_gemm
 from engine.kernels.triton.quantise_rows import quantise_rows
-from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles
+from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, usual_tiles
 from engine.quant.encode import encode, encode_mixed
 
 SHAPES = ((4096, 12288), (4096, 22016), (11008, 4096), (8192, 28672))
@@ -34,7 +34,7 @@ def mixed(bench: Bench, rows: int, shape: tuple[int, int], sweep: Sequence[Scale
     x[:, planted] *= 20
     x[torch.rand(x.shape, device=bench.device) < SPORADIC] *= 8
     exact = x.double() @ plain.double().T
-    tiles = list(sweep) if bench.sweep else [scaled_tiles(rows, columns)]
+    tiles = list(sweep) if bench.sweep else [usual_tiles(bench.device, rows, columns)]
     int8 = coded(encode(plain, "int8"))
     plain_x, _ = quantise_rows(x, "int8")
 

@@ -148,8 +148,7 @@ def scaled_gemm(
     rows, depth = a.shape
     columns = w.shape[0]
     blocks = a_scales.shape[1] > 1
-    described = copies_tiles(a.device)
-    tiles = tiles or scaled_tiles(rows, columns, units_of(a.device), described=described, blocks=blocks)
+    tiles = tiles or usual_tiles(a.device, rows, columns, blocks=blocks)
     block_k = 128 if blocks else tiles.block_k
     described = tiles.described and all(_describable(codes) for codes in (a, w))
     out = torch.empty(rows, columns, dtype=dtype, device=a.device)
@@ -177,53 +176,66 @@ def _describable(codes: torch.Tensor) -> bool:
     return codes.shape[1] % 16 == 0 and codes.data_ptr() % 16 == 0 and codes.stride(1) == 1
 
 
-# Tiles with the rates that they reach on an H200 in several turns of its units, and in one turn; only the ratios count.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A tile, and how long 1, 2, ... of its programs at once take a unit for 4,096 of K; only the ratios count."""
+
+    tile: ScaledTiles
+    turn: tuple[float, ...]  # as many as fit a unit
+
+    def cost(self, rows: int, columns: int, units: int) -> float:
+        """Of the unit that is busy longest."""
+        each = -(-self.count(rows, columns) // units)
+        fit = len(self.turn)
+        return self.turn[each - 1] if each <= fit else -(-each // fit) * self.turn[-1]
+
+    def count(self, rows: int, columns: int) -> int:
+        return -(-rows // self.tile.block_m) * -(-columns // self.tile.block_n)
+
+
+# Microseconds measured on an H200. Several programs a unit hide each other's waits.
 CHOICES = (
-    (ScaledTiles(128, 256, 128, 8, 3), 1.05, 1.05),
-    (ScaledTiles(256, 128, 128, 8, 3), 1.05, 1.05),
-    (ScaledTiles(128, 128, 128, 8, 4), 0.83, 0.98),
-    (ScaledTiles(128, 64, 128, 4, 3), 0.92, 0.92),
-    (ScaledTiles(64, 64, 128, 4, 4), 0.72, 0.72),
+    Choice(ScaledTiles(128, 256, 128, 8, 3), (31.2,)),
+    Choice(ScaledTiles(256, 128, 128, 8, 3), (31.2,)),
+    Choice(ScaledTiles(128, 128, 128, 8, 4), (17.5,)),
+    Choice(ScaledTiles(128, 64, 128, 4, 3), (17.5, 18.0, 26.0)),
+    Choice(ScaledTiles(64, 64, 128, 4, 4), (11.0, 13.0, 17.0)),
 )
 DESCRIBED = (
-    (ScaledTiles(128, 256, 128, 8, 4, described=True), 1.0, 1.0),
-    (ScaledTiles(256, 128, 128, 8, 4, described=True), 1.0, 1.0),
-    (ScaledTiles(128, 128, 128, 4, 4, described=True), 0.82, 0.89),
-    (ScaledTiles(64, 256, 128, 4, 4, described=True), 0.80, 0.88),
-    (ScaledTiles(128, 64, 128, 4, 3, described=True), 0.86, 0.86),
-    (ScaledTiles(64, 64, 128, 4, 4, described=True), 0.70, 0.70),
+    Choice(ScaledTiles(128, 128, 128, 4, 3, described=True), (18.3, 26.4)),
+    Choice(ScaledTiles(128, 64, 128, 4, 3, described=True), (17.5, 17.6, 24.4)),
+    Choice(ScaledTiles(64, 128, 128, 4, 4, described=True), (12.7, 16.4)),
+    Choice(ScaledTiles(64, 128, 256, 4, 3, described=True), (11.7,)),
+    Choice(ScaledTiles(64, 64, 128, 4, 4, described=True), (11.0, 12.1, 15.5)),
 )
 # With multipliers of blocks a part is summed by itself: two sets of sums of larger tiles do not fit the registers.
 IN_BLOCKS = (
-    (ScaledTiles(128, 128, 128, 8, 4), 1.0, 1.0),
-    (ScaledTiles(128, 64, 128, 4, 4), 0.92, 0.92),
-    (ScaledTiles(64, 64, 128, 4, 4), 0.72, 0.72),
+    Choice(ScaledTiles(128, 128, 128, 8, 4), (18.0,)),
+    Choice(ScaledTiles(128, 64, 128, 4, 4), (16.0, 20.0)),
+    Choice(ScaledTiles(64, 64, 128, 4, 4), (11.0, 13.0, 17.0)),
 )
 SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
 MAX_SPLITS = 4
 LEAST_PART = 4096  # numbers of K in a part
 
 
+def usual_tiles(device: torch.device, rows: int, columns: int, *, blocks: bool = False) -> ScaledTiles:
+    """scaled_tiles, for what a device is and can."""
+    return scaled_tiles(rows, columns, units_of(device), described=copies_tiles(device), blocks=blocks)
+
+
 def scaled_tiles(
     rows: int, columns: int, units: int = 132, *, described: bool = False, blocks: bool = False
 ) -> ScaledTiles:
-    """The tile with which the fullest of a device's units has the least to do, its K in parts where tiles are few."""
+    """The tile with which the busiest of a device's units is done first, its K in parts where tiles are few."""
     if rows <= 16:
         return ScaledTiles(16, 64, 256, 4, 4)
     if rows <= 32:
         return ScaledTiles(32, 64, 256, 4, 4)
 
-    def tiles_of(tile: ScaledTiles) -> int:
-        return -(-rows // tile.block_m) * -(-columns // tile.block_n)
-
-    def cost(choice: tuple[ScaledTiles, float, float]) -> float:
-        tile, rate, rate_of_one = choice
-        turns = -(-tiles_of(tile) // units)
-        return turns * tile.block_m * tile.block_n / (rate if turns > 1 else rate_of_one)
-
-    best = min(IN_BLOCKS if blocks else DESCRIBED if described else CHOICES, key=cost)[0]
-    if blocks:
-        best = replace(best, described=described)
-    if tiles_of(best) >= SPLIT_BELOW * units:
-        return best
-    return replace(best, splits=max(1, min(MAX_SPLITS, 2 * units // tiles_of(best))))
+    choices = IN_BLOCKS if blocks else DESCRIBED if described else CHOICES
+    best = min(choices, key=lambda choice: choice.cost(rows, columns, units))
+    tile, count = replace(best.tile, described=described), best.count(rows, columns)
+    if count >= SPLIT_BELOW * units:
+        return tile
+    return replace(tile, splits=max(1, min(MAX_SPLITS, 2 * units // count)))

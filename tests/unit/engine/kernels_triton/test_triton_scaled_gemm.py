@@ -11,7 +11,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from engine.kernels import reference  # noqa: E402
 from engine.kernels.triton import quantise_rows as rows_of  # noqa: E402
 from engine.kernels.triton.quantise_rows import outlier_columns, quantise_rows  # noqa: E402
-from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm  # noqa: E402
+from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles  # noqa: E402
 from engine.quant.encode import encode, encode_mixed  # noqa: E402
 
 MODES = {"plain": rows_of.PLAIN, "norm": rows_of.NORM, "add_norm": rows_of.ADD_NORM, "silu": rows_of.SILU, "gelu": 4}
@@ -138,3 +138,14 @@ def test_products_with_outlier_columns_are_many_times_nearer_than_without() -> N
     assert torch.allclose(scaled_gemm(*sides, tiles=described), got, rtol=1e-5, atol=1e-5)
     assert relative(got, truth) * 5 < relative(rough, truth)
     assert int(kept.misses) == 0
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_tiles_fill_a_device_and_split_k_only_where_they_are_few(described: bool) -> None:
+    few, many = (scaled_tiles(rows, 4096, 132, described=described) for rows in (40, 4096))
+    assert few.splits > 1
+    assert many.splits == 1
+    assert few.block_m * few.block_n < many.block_m * many.block_n
+    assert few.described == many.described == described
+    blocks = scaled_tiles(4096, 4096, 132, described=described, blocks=True)
+    assert blocks.block_m * blocks.block_n / blocks.warps <= 2048, "two sets of sums have to fit the registers"
