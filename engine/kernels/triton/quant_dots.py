@@ -19,7 +19,7 @@ import triton.language as tl
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.coded import HALF_BYTES, CodedWeight
 from engine.kernels.triton.decode import _high_half, _low_half, _scale
-from engine.kernels.triton.device import speaks_ptx
+from engine.kernels.triton.device import converts_fp8, speaks_ptx
 from engine.kernels.triton.fine_rows import CHUNK, FineForm, FineRows
 from engine.kernels.triton.quant_gemv import form_of
 from engine.kernels.triton.tuned import few_key, tuned
@@ -149,6 +149,20 @@ def _fp4_bytes(codes):
 
 
 @triton.jit
+def _two_e4m3(scales, at, mask):
+    """A block's two multipliers at once, as the device converts them. at: the first one's place, which is even"""
+    pair = tl.load(scales.to(tl.pointer_type(tl.int16)) + at // 2, mask=mask, other=0)
+    return tl.inline_asm_elementwise(
+        """{ .reg .b32 both; .reg .b16 low, high;
+        cvt.rn.f16x2.e4m3x2 both, $2;
+        mov.b32 {low, high}, both;
+        cvt.f32.f16 $0, low;
+        cvt.f32.f16 $1, high; }""",
+        "=f,=f,h", [pair], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def _multipliers(scales, zeros, at, mask, EVEN: tl.constexpr, SCALE: tl.constexpr, ZEROS: tl.constexpr, middle):
     """(multiplier, what stands for nothing) of each group. ZEROS: 0 none, 1 beside the scales, 2 paired with them"""
     if ZEROS == 2:
@@ -166,7 +180,8 @@ def _dots_kernel(
     x, x_scales, x_sums, codes, scales, zeros, row_scales, bias, out, columns, middle, zero_shift, correction,
     LANES: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, CODE: tl.constexpr, SCALE: tl.constexpr,
     SIXTEENS: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr, CONVERTS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x: [ROWS, words of a lane, LANES] 64-bit words. WIDTH: lanes of a group, or of a step where a row is one group.
 
@@ -188,9 +203,12 @@ def _dots_kernel(
     if GROUPED:
         place = n * GROUPS + group_lane * each
     in_group = (place - n * GROUPS) < GROUPS
+    TWO: tl.constexpr = SIXTEENS and SCALE == 1 and CONVERTS and not ZEROS
     next_scale, next_zero = _multipliers(scales, zeros, place, in_group, EVEN, SCALE, ZEROS, middle)
     next_second, next_second_zero = next_scale, next_zero
-    if SIXTEENS:
+    if TWO:
+        next_scale, next_second = _two_e4m3(scales, place, in_group)
+    elif SIXTEENS:
         next_second, next_second_zero = _multipliers(scales, zeros, place + 1, in_group, EVEN, SCALE, ZEROS, middle)
     if CHAINED:
         let_next_start()
@@ -208,8 +226,11 @@ def _dots_kernel(
             if GROUPED:
                 place = n * GROUPS + ((start + STEP) // WIDTH + group_lane) * each
                 in_group = (place - n * GROUPS) < GROUPS
-                next_scale, next_zero = _multipliers(scales, zeros, place, in_group, EVEN, SCALE, ZEROS, middle)
-                if SIXTEENS:
+                if TWO:
+                    next_scale, next_second = _two_e4m3(scales, place, in_group)
+                else:
+                    next_scale, next_zero = _multipliers(scales, zeros, place, in_group, EVEN, SCALE, ZEROS, middle)
+                if SIXTEENS and not TWO:
                     next_second, next_second_zero = _multipliers(
                         scales, zeros, place + 1, in_group, EVEN, SCALE, ZEROS, middle
                     )
@@ -313,6 +334,7 @@ def quant_dots(
         columns, MIDDLES[weight.code], -128.0 if weight.code == "int8" else 0.0, 0.5 if weight.code == "fp4" else 1.0,
         lanes, groups, count, code, scale,
         sixteens, 2 if has_pairs else int(has_zeros), has_row_scales, bias is not None,
-        tiles.block_n, blocks, width, speaks_ptx(device), chains(device), num_warps=tiles.warps, **launch(device),
+        tiles.block_n, blocks, width, speaks_ptx(device), converts_fp8(device), chains(device),
+        num_warps=tiles.warps, **launch(device),
     )  # fmt: skip
     return out
