@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from bench.box import MODEL
+from bench.percentile import percentile as percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,3 @@ async def stream(url: str, request: bytes) -> Stream:
 def _tokens(tail: bytes) -> int:
     _, found, rest = tail.rpartition(b'"completion_tokens":')
     return int(rest.split(b",", 1)[0].split(b"}", 1)[0]) if found else 0
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

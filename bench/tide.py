@@ -13,103 +13,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.box import DEFAULT_GGUF, MODEL, Box, box
-from bench.http_clients import Stream, percentile, stream
+from bench.http_clients import stream
 from bench.provenance import provenance
+from bench.tide_day import DAY_S, TIDE, Answered, Arrival, Day, Lengths, figures, is_whole, read_trace, tide_of
 from bench.tide_plot import plot
 
-TIDE = 10.0  # day to night
 CROWD = 64  # requests that the rate is found with
 PLANS = ("tide-latency", "tide-throughput")
-DAY_S = 60.0  # the shortest that a schedule rule may last
 LIMITS = ("--max-concurrency", "10000", "--requests-per-minute", "1000000", "--tokens-per-day", "1000000000")
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    at_s: float
-    prompt_words: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Day:
-    """Where the night ends and begins again."""
-
-    night_s: float
-    day_s: float = DAY_S
-
-    @property
-    def length_s(self) -> float:
-        return 2 * self.night_s + self.day_s
-
-    def phase(self, at_s: float) -> str:
-        return "day" if self.night_s <= at_s < self.night_s + self.day_s else "night"
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    arrival: Arrival
-    got: Stream
-
-
-def read_trace(path: Path) -> list[tuple[float, int, int]]:
-    """(seconds since the one before, context tokens, generated tokens) of each request."""
-    found: list[tuple[float, int, int]] = []
-    before: datetime | None = None
-    with path.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            gap_s = 0.0 if before is None else max(0.0, (at - before).total_seconds())
-            found.append((gap_s, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
-            before = at
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """How a trace's lengths become those of a smaller machine."""
-
-    prompt_shrink: float
-    output_shrink: float
-    longest_prompt: int = 256  # words
-    longest_output: int = 96
-
-    def prompt(self, context: int) -> int:
-        return min(self.longest_prompt, max(8, round(context / self.prompt_shrink)))
-
-    def output(self, generated: int) -> int:
-        return min(self.longest_output, max(4, round(generated / self.output_shrink)))
-
-
-def tide_of(trace: Sequence[tuple[float, int, int]], day: Day, night_rate: float, lengths: Lengths) -> list[Arrival]:
-    """The trace's gaps, stretched to `night_rate` requests a second at night and ten times as many by day."""
-    expected = max(2, round(night_rate * (2 * day.night_s + TIDE * day.day_s)))
-    used = [gap for gap, _, _ in trace[1 : expected + 1]]  # a trace has quiet and busy stretches of its own
-    mean_gap_s = sum(used) / len(used)
-    arrivals, at_s = [], 0.0
-    for gap_s, context, generated in trace:
-        rate = night_rate * (TIDE if day.phase(at_s) == "day" else 1.0)
-        step_s = gap_s / mean_gap_s / rate
-        crosses_s = at_s + step_s
-        if day.phase(at_s) == "night" and at_s < day.night_s < crosses_s:  # the rest of the gap passes at day's pace
-            crosses_s = day.night_s + (crosses_s - day.night_s) / TIDE
-        at_s = crosses_s
-        if at_s >= day.length_s:
-            break
-        arrivals.append(Arrival(at_s, lengths.prompt(context), lengths.output(generated)))
-    return arrivals
 
 
 def request_of(key: str, arrival: Arrival) -> bytes:
@@ -137,37 +57,6 @@ async def replay(url: str, key: str, arrivals: Sequence[Arrival]) -> list[Answer
         return Answered(arrival, await stream(url, request_of(key, arrival)))
 
     return await asyncio.gather(*(one(arrival) for arrival in arrivals))
-
-
-def figures(answers: Sequence[Answered], day: Day) -> dict[str, Any]:
-    """By phase: tokens of whole answers a second until the phase's last one ended, and what their readers saw."""
-    found: dict[str, Any] = {"requests": len(answers), "lost": sum(not _whole(one) for one in answers)}
-    for phase, begins_s, lasts_s in (("night", 0.0, 2 * day.night_s), ("day", day.night_s, day.day_s)):
-        mine = [one for one in answers if day.phase(one.arrival.at_s) == phase and _whole(one)]
-        if not mine:
-            continue
-        ended_s = max(one.arrival.at_s + one.got.total_s for one in mine)
-        span_s = lasts_s if phase == "night" else max(lasts_s, ended_s - begins_s)
-        waits = [one.got.ttft_s for one in mine if one.got.ttft_s is not None]
-        paces = [_pace_ms(one.got) for one in mine if one.got.tokens > 1 and one.got.ttft_s is not None]
-        found[phase] = {
-            "requests": len(mine),
-            "goodput_tok_s": round(sum(one.got.tokens for one in mine) / span_s, 2),
-            "ttft_p50_s": round(median(waits), 3),
-            "ttft_p99_s": round(percentile(waits, 0.99), 3),
-            "tpot_p50_ms": round(median(paces), 2),
-            "tpot_p99_ms": round(percentile(paces, 0.99), 2),
-        }
-    return found
-
-
-def _whole(one: Answered) -> bool:
-    return one.got.status == 200 and one.got.whole
-
-
-def _pace_ms(got: Stream) -> float:
-    assert got.ttft_s is not None
-    return 1e3 * (got.total_s - got.ttft_s) / (got.tokens - 1)
 
 
 def moves_of(made: Box, began: datetime) -> list[dict[str, Any]]:
@@ -234,9 +123,9 @@ def one_run(gguf: Path, run: str, arrivals: Sequence[Arrival], day: Day, engine:
         time.sleep(max(0.0, (begins - datetime.now(UTC)).total_seconds()))
         began = datetime.now(UTC)
         answers = asyncio.run(replay(made.url, key, arrivals))
-        ended = [(one.arrival.at_s + one.got.total_s, one.got.tokens) for one in answers if _whole(one)]
+        ended = [(one.arrival.at_s + one.got.total_s, one.got.tokens) for one in answers if is_whole(one)]
         found = {"run": run, **figures(answers, day), "moves": moves_of(made, began)}
-        lost = [one for one in answers if not _whole(one)]
+        lost = [one for one in answers if not is_whole(one)]
         found["lost_at"] = [
             [round(o.arrival.at_s, 1), o.got.status, o.got.tokens, round(o.got.total_s, 1)] for o in lost
         ]

@@ -8,7 +8,7 @@ import pytest
 
 from bench.http_clients import Stream
 from bench.report import tide_section
-from bench.tide import TIDE, Answered, Arrival, Day, Lengths, figures, read_trace, tide_of
+from bench.tide_day import TIDE, Answered, Arrival, Day, Lengths, figures, read_trace, tide_of
 from bench.tide_plot import plot
 
 TRACE = [(0.0, 400, 40)] + [(0.5 + (n % 7) / 10, 300 + n, 20 + n % 50) for n in range(2000)]
