@@ -100,7 +100,7 @@ def compare(
     while engine.core.prepare():
         pass
     load_s = time.perf_counter() - began
-    spec = loaded_spec(spec, profile.weights, on_cpu=profile.device == "cpu")
+    spec = loaded_spec(spec, profile.weights, on_cpu=profile.device == "cpu", activation=profile.activation)
     speed = SpeedModel(spec, traffic_of(spec), rates, element_bytes(spec, profile.kv_dtype))
     context = PROMPT_TOKENS + OUTPUT_TOKENS / 2
     run(engine, 1, spec.vocab_size, 0)  # warm

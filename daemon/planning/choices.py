@@ -30,16 +30,23 @@ def explain_choices(
     return replace(profile, choices=choices)
 
 
+ROUNDS = {
+    "fp8": "activations of many rows are rounded to 8 bits too, which this device multiplies twice as fast",
+    "int8": "activations of many rows are rounded to 8 bits too, but for outlying inputs",
+}
+
+
 def _weights(profile: Profile, budget: DeviceBudget) -> Choice:
+    rounds = "" if profile.activation == "exact" else f"; {ROUNDS[profile.activation]}"
     soft = not budget.on_cpu and "fp8" not in budget.capabilities and profile.weight_format in EIGHT_BIT_FLOATS
     if soft:
         reason = "soft FP8: kept in 8 bits and widened to 16 as they are multiplied, as this device has no 8-bit floats"
         asked = "" if profile.weights == WeightPrecision.STORED else f"; rounded to {profile.weights} at load"
         return Choice("weights", profile.weight_format, reason + asked)
     if profile.weights == WeightPrecision.STORED:
-        return Choice("weights", profile.weight_format, "as stored in the checkpoint")
+        return Choice("weights", profile.weight_format, "as stored in the checkpoint" + rounds)
     reason = f"matrices of layers are rounded to {profile.weights} at load, embeddings stay"
-    return Choice("weights", profile.weight_format, reason)
+    return Choice("weights", profile.weight_format, reason + rounds)
 
 
 def _streams(profile: Profile, goal: Goal, budget: DeviceBudget) -> tuple[Choice, ...]:

@@ -10,7 +10,7 @@ from daemon.planning.budget import DeviceBudget
 from daemon.planning.choices import explain_choices
 from daemon.planning.datasheet import shipped_rates
 from daemon.planning.fit import FitModel
-from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype
+from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype, activation_of
 from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.kv_precision import offered_kv
 from daemon.planning.merit import merit
@@ -287,6 +287,7 @@ class _Attempt:
             speed=self.speed().estimate(knobs, context),
             generates=self.spec.generates,
             weights=self.request.precision,
+            activation=activation_of(self.spec, self.request.precision, self.budget),
             swap_bytes=self.swap_bytes(),
         )
         return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.own_pool(context))

@@ -98,6 +98,7 @@ class Profile:
     memory: MemoryEstimate
     speed: SpeedEstimate
     weights: str = "stored"  # what matrices are rounded to at load
+    activation: str = "exact"  # what kernels may round activations of many rows to
     choices: tuple[Choice, ...] = ()
     generates: bool = True  # False: an encoder, which embeds texts and keeps no KV
     adapters: tuple[AdapterRef, ...] = ()

@@ -22,6 +22,7 @@ def worker_config(profile: Profile) -> WorkerConfig:
         dtype=profile.dtype,
         kv_dtype=profile.kv_dtype,
         weights=profile.weights,
+        activation=profile.activation,
         kv_tokens=profile.kv_tokens,
         page_tokens=profile.page_tokens,
         max_context_tokens=profile.context_tokens,

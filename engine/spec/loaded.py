@@ -23,20 +23,25 @@ KINDS = {
 }
 
 
-def loaded_spec(spec: ModelSpec, weights: str = WeightPrecision.STORED, *, on_cpu: bool = False) -> ModelSpec:
+def loaded_spec(
+    spec: ModelSpec, weights: str = WeightPrecision.STORED, *, on_cpu: bool = False, activation: str = "exact"
+) -> ModelSpec:
     """The same model with one tensor a matrix, of the kind and the bytes that loading makes of it.
 
-    weights: what matrices are rounded to, as WorkerConfig.weights
+    weights, activation: as in WorkerConfig
     Raises: ValueError for a precision that is none
     """
     precision = WeightPrecision(weights)
     if spec.is_encoder or (precision is WeightPrecision.STORED and spec.quantisation is None):
         return spec
     label = spec.source_dtype if precision is WeightPrecision.STORED else KINDS[precision]
-    return replace(spec, tensors=tuple(_tensors(spec, precision, on_cpu)), source_dtype=label, quantisation=None)
+    rounds_head = precision in HEADS and activation == "exact" and not (on_cpu or spec.tie_embeddings)
+    return replace(
+        spec, tensors=tuple(_tensors(spec, precision, on_cpu, rounds_head)), source_dtype=label, quantisation=None
+    )
 
 
-def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool) -> Iterator[TensorInfo]:
+def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool, rounds_head: bool) -> Iterator[TensorInfo]:
     table = tensor_table(spec)
     shapes = {expected.role: expected.shape for expected in expected_tensors(spec)}
     parts_of: dict[tuple[str, int | None], list[int]] = {}
@@ -51,7 +56,7 @@ def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool) -> Itera
         parts = parts_of.get((role, layer), [])
         if precision is not WeightPrecision.STORED and layer is not None and is_rounded(role) and len(shape) > 1:
             yield _rounded(info, shape, precision, on_cpu)
-        elif role == "lm_head" and precision in HEADS and not (on_cpu or spec.tie_embeddings):
+        elif role == "lm_head" and rounds_head:
             yield _rounded(info, shape, HEADS[precision], on_cpu)
         elif parts and spec.quantisation is not None:
             scheme = spec.quantisation.scheme_of(info.name.rpartition(".")[0])
