@@ -38,12 +38,13 @@ def chat_request(key: str, max_tokens: int, *, close: bool = True, text: str = "
     return head.encode() + b"\r\n\r\n" + body
 
 
-async def stream(url: str, request: bytes) -> Stream:
-    """Send it on a connection of its own and read to the end."""
+async def stream(url: str, request: bytes, source: str | None = None) -> Stream:
+    """Send it on a connection of its own, from the address `source` if named, and read to the end."""
     where = urlsplit(url)
     begun = time.monotonic()
     try:
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        local = (source, 0) if source is not None else None
+        reader, writer = await asyncio.open_connection(where.hostname, where.port, local_addr=local)
     except OSError:
         return Stream(0, 0, None, time.monotonic() - begun, False)
     ttft_s: float | None = None
