@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from daemon.models.archive import checked_name
 from daemon.models.copying import Cancelled, Report
-from daemon.models.naming import check_model_name, folder_of
+from daemon.models.naming import check_model_name, folder_of, place_for
 from daemon.models.record import ImportProgress, ModelRecord
 from daemon.models.registry import ModelRegistry, never_cancelled, no_report
 from daemon.models.signing import fingerprint, signer
@@ -113,10 +113,11 @@ def import_bundle(
     Blocks: for the disk.
     Raises: PermissionDenied for a signature that is not trusted; UnsupportedFormat, StoreError, Conflict
     """
-    folder = registry.folder / ".unpacked" / folder_of("bundle-" + path.name)
     try:
         with path.open("rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
-            manifest, signed_by = _head(archive, trusted)
+            manifest, signed_by, signed = _head(archive, trusted)
+            # what an earlier try unpacked was checked against its manifest: another manifest gets another folder
+            folder = registry.folder / ".unpacked" / place_for(signed)
             wanted, here = _wanted(registry, manifest)
             size = os.fstat(raw.fileno()).st_size
             _unpack(archive, wanted, folder, cancelled, lambda name: _told(report, name, raw, size))
@@ -183,7 +184,8 @@ def _pack(archive: tarfile.TarFile, model: PackedModel, file: PackedFile, advanc
         )
 
 
-def _head(archive: tarfile.TarFile, trusted: list[Ed25519PublicKey]) -> tuple[dict[str, Any], Ed25519PublicKey]:
+def _head(archive: tarfile.TarFile, trusted: list[Ed25519PublicKey]) -> tuple[dict[str, Any], Ed25519PublicKey, bytes]:
+    """The manifest, whose key signed it, and its bytes. Raises: UnsupportedFormat, PermissionDenied"""
     parts: list[bytes] = []
     for name in (_MANIFEST, _SIGNATURE):
         member = archive.next()
@@ -198,7 +200,7 @@ def _head(archive: tarfile.TarFile, trusted: list[Ed25519PublicKey]) -> tuple[di
             f"the bundle is of version {manifest.get('bundle')!r}; this is Bayard for version {VERSION}.",
             "Update Bayard, or make the bundle with this version.",
         )
-    return manifest, signed_by
+    return manifest, signed_by, parts[0]
 
 
 def _wanted(registry: ModelRegistry, manifest: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from daemon.models.archive import is_tar, unpack
 from daemon.models.copying import Cancelled, Report
-from daemon.models.naming import folder_of, name_from_path
+from daemon.models.naming import name_from_path, place_for
 from daemon.models.record import ImportProgress, ModelRecord
 from daemon.models.registry import ModelRegistry, never_cancelled, no_report
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, UnsupportedFormat
 
 UNPACKED = ".unpacked"
 
@@ -34,9 +34,13 @@ def import_any(
         )
     report(ImportProgress("checking", path.name, 0, 0))
     stem = path.name.removesuffix(".tgz").split(".tar")[0]
-    folder = registry.folder / UNPACKED / folder_of(stem)
-    place = unpack(path, folder, report, cancelled)
-    chosen = name or name_from_path(Path(stem) if place == folder else place)
-    record = registry.import_model(place, chosen, False, report, cancelled, base)
+    folder = registry.folder / UNPACKED / place_for(str(path).encode())
+    try:
+        place = unpack(path, folder, report, cancelled)
+        chosen = name or name_from_path(Path(stem) if place == folder else place)
+        record = registry.import_model(place, chosen, False, report, cancelled, base)
+    except UnsupportedFormat:
+        shutil.rmtree(folder, ignore_errors=True)  # no other try can make it usable
+        raise
     shutil.rmtree(folder, ignore_errors=True)
     return record

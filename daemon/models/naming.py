@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -44,3 +45,8 @@ def name_from_path(path: Path) -> str:
 def folder_of(name: str) -> str:
     """One folder name for a model name; different names never share one."""
     return quote(name, safe="")
+
+
+def place_for(source: bytes) -> str:
+    """A folder name for what is unpacked from a source; no name that a stranger chose is in it, however long or odd."""
+    return hashlib.sha256(source).hexdigest()[:32]

@@ -24,7 +24,7 @@ from daemon.models.naming import check_model_name, folder_of, name_from_path
 from daemon.models.record import FileRecord, ImportProgress, ModelFacts, ModelRecord, ModelState
 from daemon.settings import Settings
 from daemon.store.base import utc_now
-from daemon.store.schema import Model, ModelFile
+from daemon.store.schema import Model, ModelAlias, ModelFile
 from daemon.store.session import Store
 from engine.errors import Conflict, InvalidParameter, ModelNotFound, StoreError
 from engine.spec import read_spec
@@ -104,6 +104,7 @@ class ModelRegistry:
                     f"there is a model {chosen} already.",
                     f"Give another with --name, or `bayard models delete {chosen}`.",
                 )
+            self._store.read_sync(lambda session: _refuse_alias(session, chosen))
             total_bytes = sum(file.size_bytes for file in files)
             if link:
                 records = Transfer("hashing", total_bytes, report, cancelled).hash_files(files)
@@ -223,6 +224,7 @@ class ModelRegistry:
         self, name: str, facts: ModelFacts, place: Path, link: bool, files: Sequence[FileRecord], licence: str | None
     ) -> ModelRecord:
         def write(session: Session) -> ModelRecord:
+            _refuse_alias(session, name)  # it may have been set while the files were read
             row = Model(
                 name=name,
                 state=ModelState.READY.value,
@@ -301,6 +303,15 @@ def _all(session: Session) -> list[ModelRecord]:
 def _find(session: Session, name: str) -> ModelRecord | None:
     row = session.scalars(select(Model).where(Model.name == name)).first()
     return None if row is None else _record(session, row)
+
+
+def _refuse_alias(session: Session, name: str) -> None:
+    """Raises: Conflict for a name whose requests go to another model."""
+    alias = session.get(ModelAlias, name)
+    if alias is not None:
+        raise Conflict(
+            f"{name} is an alias of {alias.model}.", f"Give another name, or `bayard models unalias {name}` first."
+        )
 
 
 def _set_state(session: Session, name: str, state: ModelState, at: datetime) -> None:

@@ -45,6 +45,21 @@ def test_alias_that_deceives_or_leads_nowhere_is_refused(aliases: Aliases) -> No
         aliases.set("../x", "one")
 
 
+def test_name_that_is_an_alias_is_given_to_no_model(aliases: Aliases, registry: ModelRegistry, tiny_gguf: Path) -> None:
+    aliases.set("chat", "one")
+    with pytest.raises(Conflict, match="chat is an alias of one"):
+        registry.import_model(tiny_gguf, "chat", link=True)
+    with pytest.raises(Conflict, match="alias"):
+        registry.import_model(tiny_gguf, "new", link=True, report=lambda progress: set_once(aliases, "new", "two"))
+    assert registry.names() == ["one", "two"]
+
+
+def set_once(aliases: Aliases, alias: str, model: str) -> None:
+    """While an import reads its files."""
+    if alias not in aliases.all():
+        aliases.set(alias, model)
+
+
 async def test_request_for_an_alias_finds_the_model_and_its_allow_list() -> None:
     router = Router(lambda path: ByteText())  # type: ignore[arg-type, return-value]
     add_replica(router, "one", FakeEngine())

@@ -124,3 +124,21 @@ def test_archive_that_was_cut_is_damaged_and_shows_no_model(
     assert registry.names() == []
     archive.write_bytes(whole)
     assert import_any(registry, archive).name == "tiny"
+
+
+@pytest.mark.parametrize("file", ["...tar", ".tar", "é" * 120 + ".tar"])
+def test_archive_of_any_name_touches_no_other_model(
+    registry: ModelRegistry, tiny_gguf: Path, tmp_path: Path, file: str
+) -> None:
+    kept = Path(registry.import_model(tiny_gguf, "kept").path)
+    (registry.folder / UNPACKED).mkdir()
+    archive = packed(tmp_path / file, {"tiny.gguf": tiny_gguf.read_bytes()})
+    assert import_any(registry, archive).name == "tiny"
+    assert kept.read_bytes() == tiny_gguf.read_bytes()
+
+
+def test_archive_that_can_never_be_used_leaves_nothing(registry: ModelRegistry, tmp_path: Path) -> None:
+    archive = packed(tmp_path / "x.tar", {"x.gguf": b"GGUF" + b"\xff" * 64})
+    with pytest.raises(UnsupportedFormat):
+        import_any(registry, archive)
+    assert not any((registry.folder / UNPACKED).iterdir())

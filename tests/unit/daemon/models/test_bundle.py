@@ -153,3 +153,25 @@ def test_manifest_of_a_later_version_is_refused(bundle: Path, key: Path, other_s
     signed = rewritten(later, "manifest.sig", lambda data: signer.sign(manifest))
     with pytest.raises(UnsupportedFormat, match="version 2"):
         import_bundle(other_site, signed, trusted(key))  # type: ignore[arg-type]
+
+
+def test_bundle_of_the_same_name_and_sizes_is_not_continued_from_another(
+    bundle: Path, key: Path, other_site: ModelRegistry, registry: ModelRegistry, tmp_path: Path
+) -> None:
+    with pytest.raises(Conflict, match="cancelled"):  # after the whole file was unpacked
+        import_bundle(other_site, bundle, trusted(key), cancelled=lambda: unpacked(other_site))  # type: ignore[arg-type]
+    record = registry.get("org/tiny:1")
+    path = Path(record.path)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    newer = tmp_path / "newer.gguf"
+    newer.write_bytes(path.read_bytes())
+    registry.import_model(newer, "newer")
+    found = registry.get("newer").files[0]
+    files = (PackedFile(newer, record.files[0].path, found.size_bytes, found.sha256),)
+    create(bundle, [PackedModel("org/tiny:1", "gguf", None, files)], read_private(key), "maker@site")
+    import_bundle(other_site, bundle, trusted(key))  # type: ignore[arg-type]
+    assert other_site.get("org/tiny:1").files[0].sha256 == found.sha256
+
+
+def unpacked(registry: ModelRegistry) -> bool:
+    return any((registry.folder / ".unpacked").rglob("*.gguf"))
