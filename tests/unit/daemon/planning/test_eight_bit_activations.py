@@ -10,7 +10,8 @@ from daemon.planning.plan import Planner, Request
 from daemon.planning.profile import Profile
 from daemon.planning.strategy import Strategy
 from daemon.planning.worker_config import worker_config
-from hwdetect.machine import Capabilities, Machine
+from hwdetect.accelerator import Capabilities
+from hwdetect.machine import Machine
 from tests.fakes.planned_models import cpu_machine, gpu, gpu_machine
 from tests.fakes.public_models import public_models
 
