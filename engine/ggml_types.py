@@ -62,7 +62,9 @@ GGML_TYPES: tuple[GgmlType, ...] = (
 TYPE_BY_ID: dict[int, GgmlType] = {t.id: t for t in GGML_TYPES}
 # What no file names: int8 numbers after one float32 scale a row, as engine.quant.host_blocks makes them.
 I8_ROW = GgmlType(-1, "I8_ROW", 1, 1, 4)
-TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in (*GGML_TYPES, I8_ROW)}
+# ... and four-bit numbers, 128 of which share a float32 scale: (q - 8) * scale, or q * scale + a float32 offset.
+I4_G128, I4Z_G128 = GgmlType(-1, "I4_G128", 128, 68), GgmlType(-1, "I4Z_G128", 128, 72)
+TYPE_BY_NAME: dict[str, GgmlType] = {t.name: t for t in (*GGML_TYPES, I8_ROW, I4_G128, I4Z_G128)}
 
 # What there are dequantisers for (engine.quant.gguf_blocks), so what a weight may be stored as.
 COMPUTABLE_TYPES: tuple[str, ...] = (

@@ -99,6 +99,21 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return ((half(blocks, 208).unsqueeze(-1) * scales) * quants).reshape(blocks.shape[0], 256)
 
 
+def _four_runs(packed: Tensor) -> Tensor:
+    """[B, 64] bytes, four runs of 32 numbers each -> [B, 128] float32."""
+    return nibbles(packed.reshape(-1, 16)).reshape(packed.shape[0], 128).to(torch.float32)
+
+
+def _i4_g128(blocks: Tensor) -> Tensor:
+    return _f32(blocks[:, :4]) * (_four_runs(blocks[:, 4:]) - 8.0)
+
+
+def _i4z_g128(blocks: Tensor) -> Tensor:
+    """Rounded once, as (q - zero) * scale is."""
+    scale, offset = _f32(blocks[:, :4]).double(), _f32(blocks[:, 4:8]).double()
+    return (scale * _four_runs(blocks[:, 8:]) + offset).to(torch.float32)
+
+
 DEQUANTISERS: dict[str, Dequantiser] = {
     "F32": _f32,
     "F16": _f16,
@@ -117,6 +132,7 @@ DEQUANTISERS: dict[str, Dequantiser] = {
     "IQ4_XS": iq4_xs,
     "MXFP4": mxfp4,
 }
+OWN_DEQUANTISERS: dict[str, Dequantiser] = {"I4_G128": _i4_g128, "I4Z_G128": _i4z_g128}  # of kinds no file names
 
 
 def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
@@ -127,7 +143,7 @@ def dequantise_rows(kind: str, rows: Tensor) -> Tensor:
     """
     if kind == I8_ROW.name:
         return rows[:, :4].contiguous().view(torch.float32) * rows[:, 4:].view(torch.int8).to(torch.float32)
-    dequantiser = DEQUANTISERS.get(kind)
+    dequantiser = DEQUANTISERS.get(kind) or OWN_DEQUANTISERS.get(kind)
     if dequantiser is None:
         raise UnsupportedFormat(
             f"weights of type {kind} cannot be computed with; supported: {', '.join(DEQUANTISERS)}.",

@@ -3,8 +3,9 @@
 coded                                 becomes    which is
 int8, a scale a row                   I8_ROW     exact
 int8, other groups that divide by 32  Q8_0       the same codes, scales to float16
-int4 of such groups, no zeros         Q4_0       the same codes, scales to float16
-int4 of such groups, with zeros       Q4_1       the same codes, scales and scale * zero to float16
+int4 of groups that divide by 128     I4_G128    exact; I4Z_G128 where it has zeros
+int4 of others that divide by 32      Q4_0       the same codes, scales to float16
+... with zeros                        Q4_1       the same codes, scales and scale * zero to float16
 fp4_mx                                MXFP4      exact
 others, and codes in another order    F16        each number to float16, twice the memory or more
 """
@@ -18,6 +19,7 @@ from engine.quant.coded_tensor import CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 
 BLOCK = 32
+WIDE_BLOCK = 128
 ROWS_AT_ONCE = 1024
 MOST_ROW_COLUMNS = 1 << 16  # the kernels add a row's products in 32 bits
 
@@ -33,6 +35,8 @@ def as_blocks(weight: CodedTensor) -> QuantTensor | Tensor:
         # A column of a transposed matrix counts as contiguous whatever its stride: flatten it first.
         scale = weight.scales.to(torch.float32).flatten().contiguous().view(torch.uint8).view(rows, 4)
         return QuantTensor("I8_ROW", torch.cat((scale, weight.codes.view(torch.uint8)), dim=1), weight.shape)
+    if weight.kind == "int4" and whole and weight.group % WIDE_BLOCK == 0:
+        return _wide(weight)
     if weight.kind in ("int4", "int8") and whole and bool(torch.isfinite(_half(weight.scales)).all()):
         scales = _spread(_half(weight.scales), weight)
         if weight.kind == "int8":
@@ -45,6 +49,16 @@ def as_blocks(weight: CodedTensor) -> QuantTensor | Tensor:
     for start in range(0, rows, ROWS_AT_ONCE):
         out[start : start + ROWS_AT_ONCE] = weight.dequantize(slice(start, start + ROWS_AT_ONCE))
     return out
+
+
+def _wide(weight: CodedTensor) -> QuantTensor:
+    """Four-bit codes under float32 scales, and offsets where there are zeros."""
+    scales = weight.scales.to(torch.float32)
+    fields = [scales] if weight.zeros is None else [scales, -scales * weight.zeros.to(torch.float32)]
+    spread = [field.repeat_interleave(weight.group // WIDE_BLOCK, dim=1).contiguous() for field in fields]
+    heads = torch.stack(spread, dim=-1).view(torch.uint8)  # [N, K / 128, 4 or 8]
+    codes = _halves(weight).reshape(weight.shape[0], -1, WIDE_BLOCK // 2)
+    return _rows("I4_G128" if weight.zeros is None else "I4Z_G128", weight, heads, codes)
 
 
 def _half(numbers: Tensor) -> Tensor:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 4
-KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "I8_ROW")
+ABI_VERSION = 5
+KINDS = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
+    *("I8_ROW", "I4_G128", "I4Z_G128"),
+)
 INTEGER_KINDS = frozenset(KINDS[3:])
 EXACT, INT8, BF16_ROUNDED = 0, 1, 2
 PLAIN, RMS_NORM, SILU_MUL, GELU_MUL, SWIGLU_CLAMPED = range(5)

@@ -32,7 +32,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 4
+#define BAYARD_ABI_VERSION 5
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);

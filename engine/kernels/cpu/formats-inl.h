@@ -149,6 +149,29 @@ struct I8Row {
     for (int g = 0; g < 8; g++) b.q[g] = Isa::load_bytes(p + 64 * g + 4 * part);
   }
 };
+// Four bits with float32 scales of 128 numbers: [scales of the first 128, of the second][offsets likewise], 8 blocks.
+struct I4Group {
+  static constexpr int kBytes = 272;
+  static constexpr int kOffset = 8, kMax = 15;
+  static constexpr bool kHasMin = false, kSplit = false;
+  static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
+    const uint8_t* super = tile + (kb >> 3) * 2176;
+    b.d = Isa::load((const float*)(super + 64 * ((kb >> 2) & 1) + 4 * part));
+    nibbles(super + 128 + (kb & 7) * 256, part, b.q);
+  }
+};
+struct I4ZeroGroup {
+  static constexpr int kBytes = 288;
+  static constexpr int kOffset = 0, kMax = 15;
+  static constexpr bool kHasMin = true, kSplit = false;
+  static inline void load(const uint8_t* tile, int64_t kb, int part, Block& b) {
+    const uint8_t* super = tile + (kb >> 3) * 2304;
+    const uint8_t* scale = super + 64 * ((kb >> 2) & 1) + 4 * part;
+    b.d = Isa::load((const float*)scale);
+    b.m = Isa::load((const float*)(scale + 128));
+    nibbles(super + 256 + (kb & 7) * 256, part, b.q);
+  }
+};
 // The code book of E2M1, doubled and moved up by 12.
 const int8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 struct MxFp4 {

@@ -19,7 +19,9 @@ enum BayardKind {
   BAYARD_Q6_K = 10,
   BAYARD_MXFP4 = 11,
   BAYARD_I8_ROW = 12,  // int8 with one float32 scale a row; a row in memory is the scale, then k bytes
-  BAYARD_KINDS = 13,
+  BAYARD_I4_G128 = 13,   // four bits, 128 numbers a block: float32 scale, nibbles as Q4_0's; a number is (q - 8) * scale
+  BAYARD_I4Z_G128 = 14,  // ... float32 scale and offset before the nibbles: q * scale + offset
+  BAYARD_KINDS = 15,
 };
 
 // Weight rows of one packed tile, and weights of one block along K.

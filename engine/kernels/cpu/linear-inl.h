@@ -175,6 +175,8 @@ void fill_linear(KernelTable* t) {
   BAYARD_QUANTISED(BAYARD_Q5_K, Q5_K);
   BAYARD_QUANTISED(BAYARD_Q6_K, Q6_K);
   BAYARD_QUANTISED(BAYARD_MXFP4, MxFp4);
+  BAYARD_QUANTISED(BAYARD_I4_G128, I4Group);
+  BAYARD_QUANTISED(BAYARD_I4Z_G128, I4ZeroGroup);
 #undef BAYARD_QUANTISED
   t->linear_exact[BAYARD_I8_ROW] = linear_tile<ExactMode, I8Row>;
   t->linear_int8[BAYARD_I8_ROW] = linear_tile<WholeMode, I8Row>;

@@ -238,4 +238,6 @@ extern "C" void bayard_fill_linear_amx(KernelTable* table) {
   table->linear_int8[BAYARD_Q5_K] = int8_tile<Q5_K>;
   table->linear_int8[BAYARD_Q6_K] = int8_tile<Q6_K>;
   table->linear_int8[BAYARD_MXFP4] = int8_tile<MxFp4>;
+  table->linear_int8[BAYARD_I4_G128] = int8_tile<I4Group>;
+  table->linear_int8[BAYARD_I4Z_G128] = int8_tile<I4ZeroGroup>;
 }

@@ -13,7 +13,8 @@ const Format kFormats[BAYARD_KINDS] = {
     {"Q5_1", 32, 24, 0, 384, true, 0, 0},     {"Q8_0", 32, 34, 0, 544, true, 0, 0},
     {"Q4_K", 256, 144, 64, 288, true, 0, 0},  {"Q5_K", 256, 176, 64, 352, true, 0, 0},
     {"Q6_K", 256, 210, 32, 416, true, 0, 0},  {"MXFP4", 32, 17, 0, 272, true, 0, 0},
-    {"I8_ROW", 1, 1, 0, 512, true, 4, 64},
+    {"I8_ROW", 1, 1, 0, 512, true, 4, 64},    {"I4_G128", 128, 68, 128, 256, true, 0, 0},
+    {"I4Z_G128", 128, 72, 256, 256, true, 0, 0},
 };
 
 // Thirty-two weights of one row: q as unsigned numbers, scales as the file has them.
@@ -22,11 +23,18 @@ struct Unpacked {
   uint16_t d, m;       // fp16 bits
   uint8_t scale[2];    // K kinds: of the block, Q6_K of its halves; MXFP4: the exponent
   uint8_t minimum;
+  float scale32, offset32;  // of kinds with float32 scales
 };
 
 uint16_t u16(const uint8_t* p) {
   uint16_t v;
   std::memcpy(&v, p, 2);
+  return v;
+}
+
+float f32(const uint8_t* p) {
+  float v;
+  std::memcpy(&v, p, 4);
   return v;
 }
 
@@ -56,7 +64,7 @@ void k_scales(const uint8_t* p, int s, Unpacked* u) {
 // Block kb of 32 of a row.
 void unpack(int kind, const uint8_t* row, int64_t kb, Unpacked* u) {
   const Format& f = kFormats[kind];
-  const uint8_t* p = row + (f.block_elements == 256 ? kb >> 3 : kb) * f.block_bytes;
+  const uint8_t* p = row + kb * kBlock / f.block_elements * f.block_bytes;
   const int s = static_cast<int>(kb & 7);
   switch (kind) {
     case BAYARD_Q4_0:
@@ -105,6 +113,12 @@ void unpack(int kind, const uint8_t* row, int64_t kb, Unpacked* u) {
       u->d = u16(p + 208);
       break;
     }
+    case BAYARD_I4_G128:
+    case BAYARD_I4Z_G128:
+      u->scale32 = f32(p);
+      if (kind == BAYARD_I4Z_G128) u->offset32 = f32(p + 4);
+      nibbles(p + f.block_bytes - 64 + 16 * (kb & 3), u->q);
+      break;
     default:  // MXFP4
       u->scale[0] = p[0];
       nibbles(p + 1, u->q);
@@ -172,6 +186,14 @@ void pack_block(int kind, const Unpacked& u, int64_t kb, int lane, uint8_t* tile
           p[32 + 64 * (g / 4) + 4 * lane + j] |= static_cast<uint8_t>((u.q[4 * g + j] >> 4) << (2 * (g % 4)));
       put_nibbles(u.q, lane, p + 160);
       break;
+    case BAYARD_I4_G128:
+    case BAYARD_I4Z_G128: {
+      uint8_t* scale = head + 64 * ((kb >> 2) & 1) + 4 * lane;
+      std::memcpy(scale, &u.scale32, 4);
+      if (kind == BAYARD_I4Z_G128) std::memcpy(scale + 128, &u.offset32, 4);
+      put_nibbles(u.q, lane, p);
+      break;
+    }
     default:  // MXFP4
       p[lane] = u.scale[0];
       put_nibbles(u.q, lane, p + 16);
@@ -280,6 +302,13 @@ void decode_row(int kind, const uint8_t* row, int64_t k, float* out) {
       case BAYARD_Q6_K:
         for (int j = 0; j < 32; j++)
           to[j] = d * static_cast<float>(static_cast<int8_t>(u.scale[j / 16])) * static_cast<float>(u.q[j] - 32);
+        break;
+      case BAYARD_I4_G128:
+        for (int j = 0; j < 32; j++) to[j] = u.scale32 * static_cast<float>(u.q[j] - 8);
+        break;
+      case BAYARD_I4Z_G128:
+        for (int j = 0; j < 32; j++)
+          to[j] = static_cast<float>(static_cast<double>(u.scale32) * u.q[j] + static_cast<double>(u.offset32));
         break;
       default:  // MXFP4
         for (int j = 0; j < 32; j++) to[j] = std::ldexp(kE2m1[u.q[j]], u.scale[0] - 127);

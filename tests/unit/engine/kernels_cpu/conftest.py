@@ -51,6 +51,15 @@ def make_random_weight(kind: str, rows: int, columns: int, seed: int = 0) -> Ran
         return RandomWeight(QuantTensor(kind, data, (rows, columns)), numbers.double())
     blocks = data.view(rows, -1, stored.block_bytes)
     count = blocks.shape[1]
+    if stored.block_elements == 128:
+        head = stored.block_bytes - 64
+        heads = torch.randn(rows, count, head // 4, generator=g) * 0.02
+        blocks[:, :, :head] = heads.view(torch.uint8)
+        pairs = blocks[:, :, head:].reshape(rows, count, 4, 16)
+        codes = torch.cat((pairs & 15, pairs >> 4), dim=-1).reshape(rows, count, 128).double()
+        scale, offset = heads[..., :1].double(), heads[..., 1:].double()
+        numbers = codes * scale + offset if head == 8 else (codes - 8) * scale
+        return RandomWeight(QuantTensor(kind, data, (rows, columns)), numbers.reshape(rows, columns).float().double())
     if kind == "MXFP4":
         blocks[:, :, 0] = torch.randint(118, 132, (rows, count), dtype=torch.uint8, generator=g)
     for at in (208,) if kind == "Q6_K" else SCALES_AT.get(kind, ()):

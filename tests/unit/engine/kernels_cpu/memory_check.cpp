@@ -54,7 +54,7 @@ const Kind kKinds[] = {
     {BAYARD_Q4_0, 32, 18, {0, -1}},   {BAYARD_Q4_1, 32, 20, {0, 2}},    {BAYARD_Q5_0, 32, 22, {0, -1}},
     {BAYARD_Q5_1, 32, 24, {0, 2}},    {BAYARD_Q8_0, 32, 34, {0, -1}},   {BAYARD_Q4_K, 256, 144, {0, 2}},
     {BAYARD_Q5_K, 256, 176, {0, 2}},  {BAYARD_Q6_K, 256, 210, {208, -1}}, {BAYARD_MXFP4, 32, 17, {-1, -1}},
-    {BAYARD_I8_ROW, 1, 1, {-1, -1}},
+    {BAYARD_I8_ROW, 1, 1, {-1, -1}},  {BAYARD_I4_G128, 128, 68, {-1, -1}}, {BAYARD_I4Z_G128, 128, 72, {-1, -1}},
 };
 
 // Activations rounded to bf16 give what exact ones give, nearly, and the same alone as among others.
@@ -96,6 +96,10 @@ void check_linear(const char* isa, const Kind& kind, int n, int k, int m, std::v
       if (at >= 0) std::memcpy(rows.at() + b + at, &small, 2);
     }
     if (kind.kind == BAYARD_MXFP4) rows.at()[b] = static_cast<uint8_t>(120 + random_bits() % 10);
+    for (int at = 0; kind.block_elements == 128 && at < kind.block_bytes - 64; at += 4) {
+      const float small = random_number() * 0.01f;
+      std::memcpy(rows.at() + b + at, &small, 4);
+    }
     const float plain = random_number();
     if (kind.kind == BAYARD_F32) std::memcpy(rows.at() + b, &plain, 4);
   }
@@ -217,7 +221,7 @@ std::vector<float> everything(const char* isa) {
   check_linear(isa, kKinds[12], 83, 2150, 70, &all);
   for (const Kind& kind : kKinds)
     for (int n : {1, 16, 19, 50}) {
-      const int k = kind.block_elements == 1 ? 33 : kind.block_elements == 32 ? 96 : 512;
+      const int k = kind.block_elements == 1 ? 33 : kind.block_elements == 32 ? 96 : kind.block_elements == 128 ? 384 : 512;
       for (int m : {1, 3, 8, 13, 37}) check_linear(isa, kind, n, k, m, &all);
     }
   for (int type : {BAYARD_F32, BAYARD_F16, BAYARD_BF16, BAYARD_I8_ROW})

@@ -36,7 +36,7 @@ def bound(x: Tensor, weight: Any) -> Tensor:
 def test_linear_exact_every_isa_equals_float64_within_float32(
     kind: str, rows: int, each_isa: EachIsa, random_weight: RandomWeight
 ) -> None:
-    columns = 512 if TYPE_BY_NAME[kind].block_elements == 256 else 96
+    columns = {256: 512, 128: 384}.get(TYPE_BY_NAME[kind].block_elements, 96)  # 384: half of a run of eight blocks
     weight = random_weight(kind, rows, columns)
     packed = weights.pack(weight.stored)
     x = torch.randn(9, columns)
@@ -76,7 +76,7 @@ def test_linear_float_kinds_with_ragged_columns(
 
 
 @pytest.mark.parametrize("run", [ops.linear_exact, ops.linear_int8])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q6_K", "BF16", "I8_ROW"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q6_K", "BF16", "I8_ROW", "I4_G128", "I4Z_G128"])
 def test_linear_row_is_bit_identical_whatever_is_beside_it(
     kind: str, run: Callable[..., Tensor], each_isa: EachIsa, random_weight: RandomWeight
 ) -> None:
@@ -204,7 +204,7 @@ def test_pack_takes_rows_of_a_larger_tensor(random_weight: RandomWeight) -> None
 
 @pytest.mark.parametrize("kind", abi.KINDS)
 def test_embedding_rows_equal_the_formats_own_numbers(kind: str, random_weight: RandomWeight) -> None:
-    columns = 256 if TYPE_BY_NAME[kind].block_elements == 256 else 64
+    columns = {256: 256, 128: 384}.get(TYPE_BY_NAME[kind].block_elements, 64)
     weight = random_weight(kind, 11, columns)
     ids = torch.tensor([10, 0, 3, 3])
     rows = ops.embedding(ids, weights.keep_rows(weight.stored), torch.float32)
