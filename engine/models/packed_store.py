@@ -91,6 +91,7 @@ class PackedStore:
             self.told = f"packed{self._why}, {self._writer.num_bytes:,} bytes kept for the next start, {seconds:.2f} s"
             self._ending = threading.Thread(target=self._end, args=(dict(held),), name="packed-file", daemon=True)
             self._ending.start()
+        log.info("packed_weights %s", self.told)
 
     def wait(self) -> None:
         """Blocks: until the file is on the disk, or given up."""
