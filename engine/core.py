@@ -282,7 +282,7 @@ class EngineCore:
         self._launcher.caution.went_well(self.scheduler.knobs.prefill_chunk)
         now = time.perf_counter()
         step_s, self._last_completed = now - max(launched.began, self._last_completed), now
-        self._totals.last_step_s = step_s
+        self._totals.note_step(launched.chunks, step_s)
         self.scheduler.pace.note_chunks(launched.chunks, step_s)
         self.scheduler.speculation.note_step(launched.chunks, step_s)
         share_s = step_s / sum(chunk.num_tokens for chunk in launched.chunks)

@@ -160,6 +160,15 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True):
     embedding: bytes | None = None  # little-endian float32, of length one; of an Embed
 
 
+class DecodePace(Struct, frozen=True, omit_defaults=True):
+    """Smoothed over the steps of one kind in which streams did nothing but decode."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    rows: float = 0.0  # streams
+    context_tokens: float = 0.0  # of a stream
+
+
 class WorkerStats(Struct, frozen=True):
     """The state of the step loop; sent with each step and as a heartbeat when idle."""
 
@@ -188,6 +197,8 @@ class WorkerStats(Struct, frozen=True):
     rss_bytes: int = 0
     device_bytes: int = 0
     knobs: Knobs = Knobs()
+    alone: DecodePace = DecodePace()  # steps of one stream
+    together: DecodePace = DecodePace()  # of several
 
 
 class LoadProgress(Struct, frozen=True, tag=True):

@@ -8,4 +8,5 @@ REVISIONS = (
     "0005_stored_responses",
     "0006_batches",
     "0007_tenant_share",
+    "0008_measured_precision",
 )

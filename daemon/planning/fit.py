@@ -109,6 +109,10 @@ class FitModel:
         """Resident memory of a CPU worker that has loaded the model and computed nothing: no page is touched yet."""
         return self.weights().size_bytes + _CPU_LOADED_BYTES
 
+    def allocated_bytes(self, knobs: Knobs, kv_tokens: int) -> int:
+        """What an accelerator's allocator holds of a warm worker: all but the device's context and libraries."""
+        return self.estimate(knobs, kv_tokens).total_bytes - self.runtime().size_bytes
+
     def kv(self, kv_tokens: int) -> MemoryItem:
         if self.spec.is_encoder:
             return MemoryItem(KV_PAGES, 0, "none: an encoder keeps nothing of a text")

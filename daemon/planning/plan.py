@@ -14,18 +14,19 @@ from daemon.planning.forms import PAGE_TOKENS, Form, Forms, activation_dtype, ac
 from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.kv_precision import offered_kv
 from daemon.planning.merit import merit
+from daemon.planning.pace import Pace, as_measured
 from daemon.planning.precisions import WORTH, WhenToRound, is_rounding, offered_precisions, only_if_asked, rounding_note
 from daemon.planning.profile import Candidate, Choice, PlanAnswer, Profile, WhyNot
 from daemon.planning.rates import DeviceRates
+from daemon.planning.request import Request as Request
+from daemon.planning.request import check
 from daemon.planning.speed import SpeedModel
 from daemon.planning.strategy import GOALS, Goal, Strategy
 from daemon.planning.traffic import Traffic, traffic_of
 from daemon.planning.units import human_bytes, human_tokens
 from daemon.planning.whynot import beyond_this_version, does_not_fit
-from engine.errors import InvalidParameter
 from engine.messages import Knobs
 from engine.spec.model_spec import ModelSpec
-from engine.spec.precision import WeightPrecision, weight_precision
 
 SMALLEST_CONTEXT_TOKENS = 1024
 # A CPU's memory also holds everything else on the box; a pool takes no more than this of what is left, unless asked.
@@ -37,39 +38,23 @@ _AHEAD_TOKENS = 256  # an answer's usual length: admissions leave room for as mu
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the operator asked for; None: the strategy decides."""
-
-    strategy: Strategy
-    context_tokens: int | None = None
-    users: int | None = None
-    kv_dtype: str | None = None
-    kv_tokens: int | None = None  # exactly this pool, so that another plan can run in the same worker
-    device: str | None = None  # this device alone
-    weights: str | None = None  # what matrices are rounded to at load, a WeightPrecision; None: as stored
-
-    @property
-    def precision(self) -> str:
-        return self.weights or WeightPrecision.STORED
-
-
-@dataclass(frozen=True, slots=True)
 class Planner:
     """Answers for one set of budgets. `rates` gives a device's rates; `correction` a model's measured memory error."""
 
     budgets: Sequence[DeviceBudget]
     rates: Callable[[DeviceBudget], DeviceRates] = shipped_rates
-    correction: Callable[[str, str], int] = lambda model, device: 0
+    correction: Callable[[str, str, str], int] = lambda model, device, weights: 0
     threads: int = 0  # operator's setting; 0: every core
     rounding: WhenToRound = WhenToRound.ASKED  # operator's setting
     price: Callable[[str, str], str | None] = lambda model, weights: None  # of a precision, in words, if measured
+    pace: Callable[[str, str, str], Pace | None] = lambda model, device, weights: None  # as it was seen to run here
 
     def answer(self, spec: ModelSpec, request: Request) -> PlanAnswer:
         """Rank what would run and say why the rest would not.
 
         Raises: InvalidParameter for a context beyond the model's or a count below one.
         """
-        _check(spec, request)
+        check(spec, request)
         forms = Forms(spec)
         candidates: list[Candidate] = []
         why_not: list[WhyNot] = []
@@ -187,7 +172,7 @@ class _Attempt:
             activation_dtype(self.budget),
             self.kv_dtype,
             PAGE_TOKENS,
-            self.planner.correction(self.spec.name, self.budget.device),
+            self.planner.correction(self.spec.name, self.budget.device, self.request.precision),
             self.form.weights,
         )
 
@@ -265,6 +250,7 @@ class _Attempt:
     def _profile(self, context: int, pool: int, knobs: Knobs) -> Profile:
         fit = self.fit()
         rates = self.planner.rates(self.budget)
+        pace = self.planner.pace(self.spec.name, self.budget.device, self.request.precision)
         threads = 0
         if self.budget.on_cpu:
             threads = self.planner.threads or max(1, self.budget.cores)
@@ -290,7 +276,8 @@ class _Attempt:
             activation=activation_of(self.spec, self.request.precision, self.budget),
             swap_bytes=self.swap_bytes(),
         )
-        return explain_choices(profile, self.goal, self.budget, rates, self.wanted_context(), self.own_pool(context))
+        wanted = self.wanted_context(), self.own_pool(context)
+        return as_measured(pace, profile, lambda known: explain_choices(known, self.goal, self.budget, rates, *wanted))
 
     def swap_bytes(self) -> int:
         """Host memory for the pages of preempted requests; a CPU has no second place for them."""
@@ -311,25 +298,6 @@ class _Attempt:
 
 def _rounds(candidate: Candidate, request: Request) -> bool:
     return is_rounding(candidate.profile, request.weights, request.kv_dtype)
-
-
-def _check(spec: ModelSpec, request: Request) -> None:
-    context, users = request.context_tokens, request.users
-    if context is not None and context > spec.max_context_tokens:
-        raise InvalidParameter(
-            f"a context of {context:,} tokens was asked for; {spec.name} was made for {spec.max_context_tokens:,}.",
-            f"Ask for --context {spec.max_context_tokens} or less.",
-            param="context",
-        )
-    if request.weights is not None:
-        precision = weight_precision(request.weights)
-        if spec.is_encoder and precision is not WeightPrecision.STORED:
-            raise InvalidParameter(
-                f"{spec.name} is an encoder; its weights are not made into {precision}.", "Use stored.", param="weights"
-            )
-    for name, value in (("context", context), ("users", users)):
-        if value is not None and value < 1:
-            raise InvalidParameter(f"--{name} is {value}; it must be at least 1.", "", param=name)
 
 
 def _whole_pages(tokens: int) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from daemon.events import EventLog
 from daemon.models.record import ModelRecord
 from daemon.models.registry import ModelRegistry
+from daemon.planning.budget import DeviceBudget
 from daemon.planning.calibrate import kinds_for, measure, never
-from daemon.planning.fit import FitModel
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of, claims_of
 from daemon.planning.measurements import Measurements
@@ -23,8 +23,8 @@ from daemon.planning.strategy import Strategy
 from daemon.planning.traffic import traffic_of
 from daemon.settings import Settings
 from daemon.store.base import utc_now
+from daemon.strategy.noting import Noting
 from daemon.strategy.plans import AUTO, OPERATOR, Plans, SavedPlan
-from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 from engine.errors import BayardError, Conflict, DoesNotFit, InvalidParameter, NotFound
 from engine.spec import read_spec
@@ -66,7 +66,7 @@ class PlanningDesk:
         self._detect = detect
         self._own_memory = own_memory
         self._install = install or EngineInstall.here()
-        self._noted: set[int | None] = set()
+        self._noting = Noting(measurements, self.spec_of, self._budget_of)
 
     def answer(
         self, target: str, request: Request, machine: Machine | None = None, beside: Sequence[Profile] = ()
@@ -112,6 +112,7 @@ class PlanningDesk:
             self._settings.workers.threads,
             self._rounding,
             self._measurements.price,
+            self._measurements.pace,
         )
 
     @property
@@ -261,21 +262,12 @@ class PlanningDesk:
         return found
 
     def note_loaded(self, views: Sequence[WorkerView]) -> None:
-        """Keep what workers that have just loaded really hold, to correct later predictions. Once a process."""
-        for view in views:
-            stats = view.stats
-            if view.pid in self._noted or view.state is not WorkerState.READY or view.config.device != "cpu":
-                continue
-            if stats is None or stats.step or not stats.rss_bytes:
-                continue
-            self._noted.add(view.pid)
-            spec = self.spec_of(view.model)
-            predicted = FitModel(
-                spec, traffic_of(spec), True, view.config.dtype, view.config.kv_dtype, view.config.page_tokens
-            ).loaded_bytes()
-            # A process that holds half or twice the prediction is not what was predicted: it would mislead.
-            if 0.5 < stats.rss_bytes / predicted < 2.0:
-                self._measurements.save_loaded_memory(view.model, view.config.device, predicted, stats.rss_bytes)
+        """Keep what workers really hold and how fast they decode, to correct later predictions."""
+        self._noting.note(views)
+
+    def _budget_of(self, device: str) -> DeviceBudget | None:
+        found = budgets_of(self._detect(), self._install)
+        return next((budget for budget in found if budget.device == device and budget.unusable is None), None)
 
     def _kinds_of_models(self, on_cpu: bool) -> list[str]:
         """Weight kinds of imported models, as a device would hold them."""

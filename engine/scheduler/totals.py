@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from engine.messages import WorkerStats
+from engine.messages import DecodePace, WorkerStats
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.scheduler import Scheduler
+
+SMOOTHING = 1 / 32
+LEFT_OUT = 4  # steps of each kind: the first pay for what is made lazily
+
+
+@dataclass(slots=True)
+class Pace:
+    """Owner: Totals."""
+
+    steps: int = -LEFT_OUT
+    step_s: float = 0.0
+    rows: float = 0.0
+    context_tokens: float = 0.0
+
+    def note(self, step_s: float, rows: int, context_tokens: float) -> None:
+        self.steps += 1
+        weight = max(SMOOTHING, 1.0 / max(1, self.steps))
+        self.step_s += weight * (step_s - self.step_s)
+        self.rows += weight * (rows - self.rows)
+        self.context_tokens += weight * (context_tokens - self.context_tokens)
+
+    def told(self) -> DecodePace:
+        if self.steps <= 0:
+            return DecodePace()
+        return DecodePace(self.steps, self.step_s, self.rows, self.context_tokens)
 
 
 @dataclass(slots=True)
@@ -23,6 +49,15 @@ class Totals:
     accepted: int = 0
     late: int = 0  # ended by their deadline
     shed: int = 0  # ended for want of memory
+    alone: Pace = field(default_factory=Pace)
+    together: Pace = field(default_factory=Pace)
+
+    def note_step(self, chunks: Sequence[ScheduledChunk], step_s: float) -> None:
+        """A step has ended."""
+        self.last_step_s = step_s
+        if all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks):
+            context = sum(chunk.start for chunk in chunks) / len(chunks)
+            (self.alone if len(chunks) == 1 else self.together).note(step_s, len(chunks), context)
 
     def count_prompt(self, chunk: ScheduledChunk) -> None:
         """Tokens of a prompt, the first time they are computed."""
@@ -57,4 +92,6 @@ class Totals:
             draft_accepted_total=self.accepted,
             last_step_s=self.last_step_s,
             knobs=scheduler.knobs,
+            alone=self.alone.told(),
+            together=self.together.told(),
         )

@@ -10,18 +10,23 @@ import pytest
 
 from daemon.events import EventLog
 from daemon.models.registry import ModelRegistry
+from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Request
 from daemon.planning.rates import MEASURED, DeviceRates
+from daemon.planning.speed import SpeedModel
 from daemon.planning.strategy import Strategy
+from daemon.planning.traffic import traffic_of
 from daemon.planning.worker_config import same_shape, worker_config
 from daemon.settings import Settings
+from daemon.store.base import utc_now
 from daemon.store.session import Store
 from daemon.strategy.desk import OwnMemory, PlanningDesk
+from daemon.strategy.noting import ENOUGH_STEPS
 from daemon.strategy.parts import own_memory, users_of
 from daemon.strategy.plans import AUTO, OPERATOR, Plans
 from engine.errors import Conflict, DoesNotFit, InvalidParameter, ModelNotFound, NotFound
-from engine.messages import WorkerStats
+from engine.messages import DecodePace, WorkerReady, WorkerStats
 from tests.fakes.planned_models import GIB, cpu_machine
 from tests.fakes.strategy_parts import FakeWorkers
 
@@ -170,7 +175,38 @@ def test_loaded_worker_corrects_the_next_prediction_once(box: Box, smollm_path: 
     after = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
     assert after is not None
     moved = after.memory.total_bytes - before.memory.total_bytes
-    assert moved == box.measurements.memory_correction("one", "cpu") != 0
+    assert moved == box.measurements.memory_correction("one", "cpu", "stored") != 0
+
+
+def test_pace_and_memory_of_a_worker_correct_later_answers_and_say_when(box: Box, smollm_path: Path) -> None:
+    box.models.import_model(smollm_path, "one", link=True)
+    before = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
+    assert before is not None
+    config = msgspec.structs.replace(worker_config(before), worker_id="one")
+    (view,) = FakeWorkers({"one": config}).views()
+    ready = WorkerReady(3, 7, "one", "cpu", 1, 1, 16, load_s=1.0)
+    spec = box.desk.spec_of("one")
+    rates = box.measurements.rates(box.desk.planner().budgets[0])
+    predicted = SpeedModel(spec, traffic_of(spec), rates, element_bytes(spec, config.kv_dtype)).step(1, 0, 500)
+    slow = DecodePace(900, 2 * predicted.total_s, 1.0, 500.0)
+    few = DecodePace(ENOUGH_STEPS - 1, 9.0, 1.0, 500.0)
+    box.desk.note_loaded([replace(view, pid=7, ready=ready, stats=WorkerStats(step=900, alone=few))])
+    assert box.measurements.pace("one", "cpu", "stored") is None, "too few steps tell nothing"
+    for _ in range(2):
+        box.desk.note_loaded([replace(view, pid=7, ready=ready, stats=WorkerStats(step=900, alone=slow))])
+    after = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
+    assert after is not None
+    assert after.speed.decode_ms == pytest.approx(2 * before.speed.decode_ms, rel=1e-6)
+    assert after.speed.batch_tok_s == pytest.approx(before.speed.batch_tok_s / 2, rel=1e-6)
+    (why,) = [choice.reason for choice in after.choices if choice.topic == "speed"]
+    assert f"measured here on {utc_now().date().isoformat()}" in why
+    assert "2.00 times" in why
+    rounded = box.desk.answer("one", Request(Strategy.LATENCY, weights="int8")).chosen
+    assert rounded is None or not [choice for choice in rounded.choices if choice.topic == "speed"]
+    box.measurements.save_rates(rates)  # a calibration makes what was beside the old rates worthless
+    again = box.desk.answer("one", Request(Strategy.LATENCY)).chosen
+    assert again is not None
+    assert again.speed.decode_ms == pytest.approx(before.speed.decode_ms, rel=1e-6)
 
 
 def test_measured_rates_replace_shipped_ones(box: Box, smollm_path: Path) -> None:
