@@ -37,6 +37,17 @@ class AdminClient:
     def get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params=params)
 
+    def all_items(self, path: str, **params: Any) -> list[dict[str, Any]]:
+        """Of a list that comes in pages."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            answer = self.get(path, after=after, **params)
+            found += answer["items"]
+            after = answer["next"]
+            if after is None:
+                return found
+
     def text(self, path: str, **params: Any) -> str:
         """An answer that is no JSON."""
         return self._answer("GET", path, None, params=params).text

@@ -52,7 +52,7 @@ class ThroughDaemon:
         self._admin = admin
 
     def tenants(self) -> list[Fields]:
-        return list(self._admin.get("tenants")["items"])
+        return self._admin.all_items("tenants")
 
     def create_tenant(self, name: str, priority: int, limits: Fields) -> Fields:
         return _item(self._admin.post("tenants", {"name": name, "priority": priority, "limits": limits}))
@@ -70,7 +70,7 @@ class ThroughDaemon:
         return str(self._admin.delete(f"tenants/{_segment(tenant)}")["deleted"])
 
     def keys(self, tenant: str | None) -> list[Fields]:
-        return list(self._admin.get(f"tenants/{_segment(tenant)}/keys" if tenant else "keys")["items"])
+        return self._admin.all_items(f"tenants/{_segment(tenant)}/keys" if tenant else "keys")
 
     def issue_key(self, tenant: str, body: Fields) -> tuple[Fields, str]:
         answer = self._admin.post(f"tenants/{_segment(tenant)}/keys", body)

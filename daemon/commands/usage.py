@@ -43,7 +43,7 @@ def usage(
                 print(f"{text.count(chr(10)) - 1} lines are in {export}")
             return
         answer = client.get("usage", **what)
-        names = {item["id"]: item["name"] for item in client.get("tenants")["items"]}
+        names = {item["id"]: item["name"] for item in client.all_items("tenants")}
     if as_json:
         print(json.dumps(answer, indent=2))
         return

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
+from fastapi import Depends, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.store.base import utc_now
+from engine.errors import InvalidParameter
+
+MOST_ITEMS = 500
+T = TypeVar("T")
 
 
 class Answer(BaseModel):
@@ -36,6 +42,31 @@ class Consequences(Answer):
     dry_run: Literal[True] = True
     consequences: list[str]
     in_flight: int = 0
+
+
+class Paging(NamedTuple):
+    """Which part of a long list: what comes behind the item of this id, and how many at most."""
+
+    after: str | None
+    limit: int
+
+    def of(self, items: list[T], id_of: Callable[[T], str]) -> tuple[list[T], str | None]:
+        """The part, and the `after` of the next one; None with the last. Raises: InvalidParameter"""
+        begin = 0
+        if self.after is not None:
+            ids = [id_of(item) for item in items]
+            if self.after not in ids:
+                raise InvalidParameter(f"There is no {self.after[:64]!r} in the list.", "Begin anew.", param="after")
+            begin = ids.index(self.after) + 1
+        part = items[begin : begin + self.limit]
+        return part, id_of(part[-1]) if begin + self.limit < len(items) else None
+
+
+def paging(after: str | None = None, limit: Annotated[int, Query(ge=1, le=MOST_ITEMS)] = MOST_ITEMS) -> Paging:
+    return Paging(after, limit)
+
+
+Page = Annotated[Paging, Depends(paging)]
 
 
 class ErrorAnswer(BaseModel):

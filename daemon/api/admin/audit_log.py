@@ -47,7 +47,7 @@ async def get_audit(
     services: Services,
     caller: Admin,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**63 - 1)] = None,
 ) -> AuditAnswer:
     records = await services.store.read(lambda session: audit.page(session, before_id=before, limit=limit))
     items = [

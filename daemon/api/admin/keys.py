@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import AwareDatetime, Field
 
 from daemon.api.admin.access import Admin, Services, Viewer
-from daemon.api.admin.answers import Answer, Body, Consequences, Item
+from daemon.api.admin.answers import Answer, Body, Consequences, Item, Page, Paging
 from daemon.tenants.keys import KeyRecord
 from daemon.tenants.principal import Role
 from daemon.tenants.service import LONGEST_OVERLAP
@@ -48,7 +48,10 @@ class KeyItem(Item):
 
 
 class KeysAnswer(Answer):
+    """next: the `after` of the following page; None on the last."""
+
     items: list[KeyItem]
+    next: str | None
 
 
 class KeyAnswer(Answer):
@@ -63,14 +66,16 @@ class IssuedKeyAnswer(Answer):
 
 
 @router.get("/tenants/{tenant}/keys")
-async def get_tenant_keys(tenant: str, services: Services, caller: Viewer) -> KeysAnswer:
+async def get_tenant_keys(tenant: str, services: Services, caller: Viewer, page: Page) -> KeysAnswer:
+    """Oldest first, 500 at most at a time."""
     found = await services.tenants.tenant(tenant)
-    return KeysAnswer(items=[key_item(key) for key in await services.tenants.keys(found.id)])
+    return _page(await services.tenants.keys(found.id), page)
 
 
 @router.get("/keys")
-async def get_keys(services: Services, caller: Viewer) -> KeysAnswer:
-    return KeysAnswer(items=[key_item(key) for key in await services.tenants.keys()])
+async def get_keys(services: Services, caller: Viewer, page: Page) -> KeysAnswer:
+    """Oldest first, 500 at most at a time."""
+    return _page(await services.tenants.keys(), page)
 
 
 @router.get("/keys/{key_id}")
@@ -115,6 +120,11 @@ async def _consequences(services: Services, key_id: str, told: str) -> Consequen
     used = f"last used at {key.last_used_at.isoformat()}" if key.last_used_at else "never used"
     live = sum(request.key_prefix == key.prefix for request in services.serving.live.all())
     return Consequences(consequences=[f"key {key.prefix}.. of tenant {tenant.name} was {used}", told], in_flight=live)
+
+
+def _page(keys: list[KeyRecord], page: Paging) -> KeysAnswer:
+    part, following = page.of(keys, lambda key: key.id)
+    return KeysAnswer(items=[key_item(key) for key in part], next=following)
 
 
 def key_item(key: KeyRecord) -> KeyItem:

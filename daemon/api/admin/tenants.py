@@ -10,29 +10,30 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from daemon.api.admin.access import Admin, Services, Viewer
-from daemon.api.admin.answers import Answer, Body, Consequences, Item
+from daemon.api.admin.answers import Answer, Body, Consequences, Item, Page
 from daemon.tenants.directory import TenantRecord
 from daemon.tenants.keys import KeyRecord
-from daemon.tenants.limits import TenantLimits
+from daemon.tenants.limits import MOST_REQUESTS, MOST_TOKENS, TenantLimits
 from daemon.tenants.quota import Period
 
 router = APIRouter(tags=["tenants"])
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST_REQUESTS)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 class LimitsBody(Body):
     """None is unlimited; models None allows every model; share None is 1, of the engines beside other tenants."""
 
     max_concurrency: Count | None = None
-    max_queue: Annotated[int, Field(ge=0)] | None = None
+    max_queue: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] | None = None
     requests_per_minute: Count | None = None
     request_burst: Count | None = None
-    tokens_per_minute: Count | None = None
-    token_burst: Count | None = None
-    tokens_per_day: Count | None = None
-    tokens_per_month: Count | None = None
-    max_context_tokens: Count | None = None
-    max_output_tokens: Count | None = None
+    tokens_per_minute: Tokens | None = None
+    token_burst: Tokens | None = None
+    tokens_per_day: Tokens | None = None
+    tokens_per_month: Tokens | None = None
+    max_context_tokens: Tokens | None = None
+    max_output_tokens: Tokens | None = None
     share: Annotated[float, Field(ge=0.01, le=100)] | None = None
     models: list[str] | None = None
 
@@ -85,7 +86,10 @@ class TenantItem(Item):
 
 
 class TenantsAnswer(Answer):
+    """next: the `after` of the following page; None on the last."""
+
     items: list[TenantItem]
+    next: str | None
 
 
 class TenantAnswer(Answer):
@@ -97,9 +101,11 @@ class DeletedTenantAnswer(Answer):
 
 
 @router.get("/tenants")
-async def get_tenants(services: Services, caller: Viewer) -> TenantsAnswer:
+async def get_tenants(services: Services, caller: Viewer, page: Page) -> TenantsAnswer:
+    """By name, 500 at most at a time."""
     keys = await services.tenants.keys()
-    return TenantsAnswer(items=[_item(services, tenant, keys) for tenant in await services.tenants.tenants()])
+    part, following = page.of(await services.tenants.tenants(), lambda tenant: tenant.id)
+    return TenantsAnswer(items=[_item(services, tenant, keys) for tenant in part], next=following)
 
 
 @router.get("/tenants/{tenant}")

@@ -282,3 +282,22 @@ async def test_next_start_restores_what_was_asked_for_and_says_so(stopped: Setti
     assert (stopped.state_dir / FAILED).exists()
     with pytest.raises(StoreError):
         ask(stopped, facts.path, "ops")
+
+
+async def test_long_lists_come_in_pages(admin: httpx.AsyncClient, services: FakeServices) -> None:
+    for at in range(5):
+        await services.tenants.create_tenant(TESTER, f"t{at}")
+        await services.tenants.issue_key(TESTER, "t0")
+    for path in ("tenants", "keys", "tenants/t0/keys"):
+        whole = (await admin.get(path)).json()
+        assert whole["next"] is None
+        found: list[str] = []
+        after = ""
+        while after is not None:
+            answer = (await admin.get(f"{path}?limit=2{after and '&after='}{after}")).json()
+            assert 1 <= len(answer["items"]) <= 2
+            found += [item["id"] for item in answer["items"]]
+            after = answer["next"]
+        assert found == [item["id"] for item in whole["items"]]
+        assert (await admin.get(f"{path}?after=gone")).json()["param"] == "after"
+        assert (await admin.get(f"{path}?limit=501")).status_code == 400
