@@ -128,8 +128,8 @@ class WorkerSettings(Section):
     )
     round_weights: Literal["asked", "to-fit"] = Field(
         default="asked",
-        description="Whether plans may make a model less exact than its checkpoint (weights rounded at load, a KV cache "
-        "of bytes): only where `--weights` or `--kv` asks for it, or also where nothing else fits.",
+        description="Whether plans may make a model less exact than its checkpoint (weights rounded at load, a KV "
+        "cache of bytes): only where `--weights` or `--kv` asks for it, or also where nothing else fits.",
     )
     packed_bytes: int = Field(
         default=32 << 30,
@@ -200,7 +200,10 @@ class RetentionSettings(Section):
     events_days: int = Field(default=90, ge=1, le=36_500, description="Days that changes of state are kept.")
     runs_days: int = Field(default=400, ge=1, le=36_500, description="Days that the history of workers is kept.")
     backups: int = Field(
-        default=20, ge=1, le=1000, description="Copies of the database from before upgrades and restores that are kept."
+        default=20,
+        ge=1,
+        le=1000,
+        description="Copies of the state from before upgrades and restores that are kept, and bundles for support.",
     )
 
 

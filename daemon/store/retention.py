@@ -1,10 +1,11 @@
-"""What is forgotten after a while: usage by the minute, events, workers' runs, old copies of the database.
+"""What is forgotten after a while: usage by the minute, events, workers' runs, old copies of the state, bundles.
 
 The audit is kept for good: each of its entries proves those before it, and the database refuses to delete one.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -54,11 +55,26 @@ def forget_copies(folder: Path, keep: int) -> list[Path]:
     return doomed
 
 
+def forget_oldest(folder: Path, pattern: str, keep: int) -> list[Path]:
+    """Delete the oldest files or folders of that name beyond `keep`. Blocks. Raises: OSError"""
+    found = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    doomed = found[: max(0, len(found) - keep)]
+    for path in doomed:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return doomed
+
+
 def forgetting(store: Store, settings: Settings) -> Callable[[], Forgotten]:
     """All of it at once, when called. What it returns blocks, and raises: StoreError, OSError"""
 
     def run() -> Forgotten:
-        forget_copies(settings.state_dir / "backups", settings.retention.backups)
+        keep = settings.retention.backups
+        forget_copies(settings.state_dir / "backups", keep)
+        forget_oldest(settings.state_dir / "backups", "before-restore-*.files", keep)
+        forget_oldest(settings.state_dir / "support", "bayard-support-*.tar.gz", keep)
         return store.write_sync(lambda session: forget(session, settings.retention, utc_now()))
 
     return run

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from daemon.settings import RetentionSettings
-from daemon.store.retention import Forgotten, forget, forget_copies
+from daemon.store.retention import Forgotten, forget, forget_copies, forget_oldest
 from daemon.store.schema import AuditEntry, EventRow, UsageMinute, WorkerRun
 from daemon.store.session import Store
 from daemon.tenants import audit
@@ -50,3 +50,14 @@ def test_oldest_copies_go_and_an_operators_backups_stay(tmp_path: Path) -> None:
     (tmp_path / "before-a.db-wal").write_bytes(b"x")
     assert [path.name for path in forget_copies(tmp_path, 2)] == ["before-a.db"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bayard-x.backup", "before-b.db", "before-c.db"]
+
+
+def test_oldest_folders_and_bundles_go(tmp_path: Path) -> None:
+    for age in range(3):
+        folder = tmp_path / f"before-restore-{age}.files"
+        folder.mkdir()
+        (folder / "x").write_bytes(b"x")
+        os.utime(folder, (1_000_000 - age, 1_000_000 - age))
+    assert [path.name for path in forget_oldest(tmp_path, "before-restore-*.files", 2)] == ["before-restore-2.files"]
+    assert forget_oldest(tmp_path / "none", "*", 2) == []
+    assert len(list(tmp_path.iterdir())) == 2
