@@ -1,4 +1,4 @@
-"""A weight of E4M3 codes times up to four rows, exact activations: bound by reading the codes once.
+"""A weight of E4M3 codes times one or two rows, exact activations: bound by reading the codes once.
 
 Codes become floats by a conversion of two where the device has it, else by moving bits through float16, which keeps the
 small ones. The first codes are asked for before the rows are there. A program owns some output columns for all of K.
@@ -18,11 +18,12 @@ import triton.language as tl
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.coded import CodedWeight
-from engine.kernels.triton.decode import INPUTS, _decoded, _inputs
+from engine.kernels.triton.decode import INPUTS, _decoded, _inputs, input_words
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
 from engine.kernels.triton.tuned import few_key, tuned
 
-MAX_ROWS = 4
+MAX_ROWS = 2  # more need more registers than there are, and take four times as long
+TWO_ROWS_N = 4  # columns of a program then, at most
 SHIFTED = 256.0  # float16 made by moving an E4M3's bits lacks the difference of the exponents' biases
 
 
@@ -137,20 +138,21 @@ def fp8_rows(
 ) -> torch.Tensor:
     """by_bits: also where the device converts.
 
-    Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K), as takes() wants; bias [N] -> [M, N]
+    Shapes: x [M, K], M 1 or 2, K a multiple of 4; weight (N, K), as takes() wants; bias [N] -> [M, N]
     """
     rows, depth = x.shape
     columns = weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    assert rows <= MAX_ROWS, rows
     tiles = tiles or fp8_tiles(weight, x.device)
+    block_n = tiles.block_n if rows == 1 else min(tiles.block_n, TWO_ROWS_N)  # K is shared out alike with either
     quads = depth // 4
     converts = converts_fp8(x.device) and not by_bits
-    x = x.contiguous()
-    _fp8_rows_kernel[(triton.cdiv(columns, tiles.block_n),)](
-        x if x.dtype == torch.float32 else x.view(torch.int64), weight.codes.view(torch.int32), weight.scales,
+    _fp8_rows_kernel[(triton.cdiv(columns, block_n),)](
+        input_words(x), weight.codes.view(torch.int32), weight.scales,
         weight.codes if bias is None else bias, out, columns, 1.0 if converts else SHIFTED,
         quads, int(weight.scales.shape[1]), rows, INPUTS[x.dtype], bias is not None,
-        tiles.block_n, min(tiles.quads, triton.next_power_of_2(quads)), converts, speaks_ptx(x.device),
+        block_n, min(tiles.quads, triton.next_power_of_2(quads)), converts, speaks_ptx(x.device),
         chains(x.device), num_warps=tiles.warps, **launch(x.device),
     )  # fmt: skip
     return out

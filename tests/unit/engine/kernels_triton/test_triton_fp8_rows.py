@@ -30,7 +30,7 @@ def test_fp8_rows_match_float64(dtype: torch.dtype, group: int | None, by_bits: 
     weight = random_weight(group, 9, 640)
     packed = coded(weight)
     assert takes(packed)
-    for rows, tiles in ((1, None), (4, Fp8Tiles(4, 64, 1)), (3, Fp8Tiles(2, 256, 2))):
+    for rows, tiles in ((1, None), (2, Fp8Tiles(8, 64, 1)), (2, Fp8Tiles(2, 256, 2))):
         x = torch.randn(rows, 640, device=DEVICE).to(dtype)
         bias = torch.randn(9, device=DEVICE).to(dtype) if rows > 1 else None
         truth = x.double() @ weight.dequantize().double().T + (0.0 if bias is None else bias.double())
@@ -45,13 +45,14 @@ def test_each_code_meets_the_input_of_its_place_exactly(by_bits: bool) -> None:
     weight = CodedTensor("fp8", (16, 16), codes.to(DEVICE), torch.full((16, 1), 0.5, device=DEVICE))
     packed = coded(weight)
     x = torch.eye(16, device=DEVICE)
-    got = [fp8_rows(x[i : i + 4], packed, None, Fp8Tiles(16, 4, 1), by_bits=by_bits) for i in range(0, 16, 4)]
+    got = [fp8_rows(x[i : i + 2], packed, None, Fp8Tiles(16, 4, 1), by_bits=by_bits) for i in range(0, 16, 2)]
     assert torch.equal(torch.cat(got), weight.dequantize().T)
 
 
 def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
     packed = coded(random_weight(None, 8, 384))
-    x = torch.randn(4, 384, device=DEVICE).to(torch.bfloat16)
+    x = torch.randn(2, 384, device=DEVICE).to(torch.bfloat16)
     whole = fp8_rows(x, packed)
-    other = torch.cat((x[2:3], torch.randn(1, 384, device=DEVICE).to(torch.bfloat16) * 50))
-    assert torch.equal(fp8_rows(other, packed)[0], whole[2])
+    other = torch.cat((x[1:2], torch.randn(1, 384, device=DEVICE).to(torch.bfloat16) * 50))
+    assert torch.equal(fp8_rows(other, packed)[0], whole[1])
+    assert torch.equal(fp8_rows(x[1:2], packed)[0], whole[1])
