@@ -37,6 +37,7 @@ _DEVICE_COLUMNS, _DEVICE_ROWS = 4096, 28672  # small matrices do not fill a GPU;
 _MANY_ROWS = 16
 _RECORDED_ROWS = 64
 _ROUNDS = 3
+_LONGEST_PACKING = 0.75  # of the time, with what kernels take to compile
 _OVERRUN_S = 4.0
 _LEAST_POINTS = 2  # of each kind, however long they take
 _HOST_BYTES = 64 << 20  # of matrices of one kind on a CPU: above the share of a cache that a few cores have
@@ -216,8 +217,8 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
         experts_s = bench.best_s(bench.recorded(overheads.experts), slice_s / 2) / LAYERS
         probes: dict[str, LinearProbe] = {}
         for kind in wanted:
-            if probes and bench.left_s < seconds / 2:
-                break  # packing took long: fewer kinds, measured well
+            if probes and bench.left_s < seconds * (1 - _LONGEST_PACKING):
+                break  # fewer kinds, measured well
             probes[kind] = LinearProbe(kind, torch_device, dtype, capabilities)
         linear_points(bench, list(probes.values()))
     return {

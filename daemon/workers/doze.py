@@ -53,5 +53,5 @@ async def doze(
 
 
 def same_but_knobs(config: WorkerConfig, running: WorkerConfig) -> bool:
-    """Whether the process that runs is one of this configuration, its knobs apart."""
-    return msgspec.structs.replace(config, endpoint=running.endpoint, knobs=running.knobs) == running
+    """Whether what runs is what is asked for, its knobs apart."""
+    return msgspec.structs.replace(config, knobs=running.knobs) == running

@@ -62,6 +62,7 @@ class Incarnation:
         self._launch = launch
         self._settings = settings
         socket_path = launch.run_dir / f"{serial}.ipc"
+        self.template = template  # what was asked for, without what a start of its own adds
         self.config = msgspec.structs.replace(template, endpoint=f"ipc://{socket_path}")
         if launch.packed_dir is not None and settings.packed_bytes and template.device == "cpu":
             self.config = msgspec.structs.replace(

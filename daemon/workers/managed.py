@@ -290,7 +290,7 @@ class ManagedWorker:
         """Of a process that could sleep."""
         if not self.wanted or (self._sleep and not self._keeps):
             return Asked.END
-        return Asked.SLEEP if self._sleep else Asked.WAKE if same_but_knobs(self.config, now.config) else Asked.END
+        return Asked.SLEEP if self._sleep else Asked.WAKE if same_but_knobs(self.config, now.template) else Asked.END
 
     async def _after_failure(self) -> None:
         """Wait before the next start: for the back-off, or for an operator once latched."""

@@ -57,7 +57,7 @@ async def test_draining_to_sleeping_when_its_process_is_kept(bench: Bench) -> No
     assert len((await stream)[-1].token_ids) > 0, "what ran was finished first"
     assert psutil.pid_exists(pid)
     assert bench.pid() == pid
-    with pytest.raises(NotReady, match="another plan is in force"):
+    with pytest.raises(NotReady, match="makes room for another"):
         bench.router.replica_for("m")
 
 
