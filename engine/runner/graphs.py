@@ -7,6 +7,7 @@ pinned buffer and one copy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,10 @@ from numpy.typing import NDArray
 from engine.batch import ForwardBatch, GroupMeta
 from engine.devices import Device
 from engine.kv.layout import PageLayout
+from engine.runner.faults import is_out_of_memory
 from engine.runner.inputs import Ints, StepArrays
+
+log = logging.getLogger("bayard.engine")
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 SMALL_ROWS = 5  # token ids, positions, context lengths, slots, write offsets
@@ -61,6 +65,7 @@ class DecodeGraphs:
         self._device = device
         self._max_blocks = max_blocks
         self._captured: dict[int, _Captured] = {}
+        self._too_large: set[int] = set()  # sizes that there was no memory to capture; such batches run eagerly
         self._memory: object = None
 
     def takes(self, batch: int) -> bool:
@@ -69,33 +74,49 @@ class DecodeGraphs:
     def forget(self) -> None:
         """Addresses baked into the graphs have changed: capture again when needed."""
         self._captured.clear()
+        self._too_large.clear()
         self._memory = None  # it went with the last graph
 
     def missing(self, max_batch: int) -> int | None:
         """The largest size up to the one that max_batch needs which is not captured yet."""
         last = bucket_of(max_batch)
-        return next((size for size in reversed(BUCKETS) if size <= last and size not in self._captured), None)
+        known = self._captured.keys() | self._too_large
+        return next((size for size in reversed(BUCKETS) if size <= last and size not in known), None)
 
     def prepare(self, bucket: int, pool: torch.Tensor) -> None:
         """Capture a size before it is needed. Blocks: while it is captured."""
-        self._captured[bucket] = self._capture(bucket, pool)
+        self._held(bucket, pool)
 
-    def replay(self, arrays: StepArrays, pool: torch.Tensor, adapters: Ints | None = None) -> torch.Tensor:
+    def replay(self, arrays: StepArrays, pool: torch.Tensor, adapters: Ints | None = None) -> torch.Tensor | None:
         """Queue one step; the tokens picked for its rows. Blocks: while a new size is captured.
 
+        None: there is no memory to capture this size, and nothing was queued
         adapters: the rows' adapters, where this is adapted
         """
         count = len(arrays.slots)
         bucket = bucket_of(count)
-        captured = self._captured.get(bucket)
+        captured = self._held(bucket, pool)
         if captured is None:
-            captured = self._captured[bucket] = self._capture(bucket, pool)
+            return None
         captured.copied()  # the inputs of the last step of this size have left the staging buffer
         self._fill(captured.host.numpy(), arrays, bucket, pool, adapters)
         captured.device.copy_(captured.host, non_blocking=True)
         captured.copied = self._device.mark()
         self._device.replay_graph(captured.graph)
         return captured.picked[:count]
+
+    def _held(self, bucket: int, pool: torch.Tensor) -> _Captured | None:
+        """A size's graph, captured now if it is missing; None where memory is short."""
+        if bucket not in self._captured and bucket not in self._too_large:
+            try:
+                self._captured[bucket] = self._capture(bucket, pool)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                log.warning("graph_out_of_memory rows=%d %s", bucket, error)
+                self._too_large.add(bucket)
+                self._device.release_unused()
+        return self._captured.get(bucket)
 
     def _fill(
         self, host: NDArray[np.int32], arrays: StepArrays, bucket: int, pool: torch.Tensor, adapters: Ints | None

@@ -168,7 +168,8 @@ class ModelRunner:
             arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
             logits = self._ensure_logits(len(chunks))
             picked = graphs.replay(arrays, self._ensure_pool(), self._numbers_of(chunks) if adapted else None)
-            return self._drawn(chunks, samplers, logits[: len(chunks)], picked, arrays.slots, in_pool=True)
+            if picked is not None:
+                return self._drawn(chunks, samplers, logits[: len(chunks)], picked, arrays.slots, in_pool=True)
         arrays = build_arrays(chunks, self.tables)
         batch, slots = self._upload(arrays, chunks)
         batch.token_ids = self._resolve(batch.token_ids, arrays, slots)

@@ -99,6 +99,33 @@ def test_a_prompt_that_fits_in_no_size_lets_streams_go_on_and_ends_alone():
     assert core.kv.num_active == 0
 
 
+class NoRoomToCapture(GraphDevice):
+    """A device without the memory that recording more than one row takes."""
+
+    refused = 0
+
+    def capture_graph(self, run, memory):
+        captured = super().capture_graph(run, memory)
+        if captured[1].shape[0] > 1:
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return captured
+
+
+def test_sizes_that_cannot_be_captured_run_eagerly_and_are_not_tried_again():
+    submits = [Submit(f"r{i}", prompt(9, i), greedy(12 + i)) for i in range(4)]
+    alone = {s.request_id: tokens(run(core_of(PLAIN), s)[s.request_id]) for s in submits}
+    device = NoRoomToCapture()
+    core = core_of(PLAIN, device=device, knobs=Knobs(max_running=4, token_budget=64, prefill_chunk=32))
+    while core.prepare():
+        pass
+    seen = run(core, *submits)
+    assert {name: tokens(deltas) for name, deltas in seen.items()} == alone
+    assert core.stats().shed_total == 0
+    assert device.refused == 2, "of two and of four rows, once each"
+    assert device.replays > 0, "one row is replayed"
+
+
 def test_caution_after_a_shortage_is_given_up_step_by_step():
     caution = MemoryCaution()
     core = core_of(PLAIN)
