@@ -42,6 +42,13 @@ def pending(settings: Settings) -> dict[str, Any]:
     return {row.key: row.value for row in setting_rows(coming) if row.value != now[row.key]}
 
 
+def _locked(settings: Settings, key: str) -> Conflict:
+    if key in NEVER:
+        return Conflict(f"{key} is for who runs the service alone.", f"Set it in the file, or as {variable_of(key)}.")
+    where = variable_of(key) if settings.source_of(key) is Source.ENV else "the command line or the unit"
+    return Conflict(f"{key} is set by {where}, which is above the admin API.", "Change it there.")
+
+
 def plan_changes(settings: Settings, values: Mapping[str, Any]) -> tuple[list[Change], dict[str, Any]]:
     """What these values, None for taking an earlier change back, would change; and all that is then to be stored.
 
@@ -52,9 +59,13 @@ def plan_changes(settings: Settings, values: Mapping[str, Any]) -> tuple[list[Ch
     for key, value in values.items():
         if key not in known:
             raise InvalidParameter(f"{key} is no setting.", "`bayard config show` lists the settings.", param=key)
+        if key in NEVER:
+            raise Conflict(
+                f"{key} says where things are, or who may come in; the admin API never sets it.",
+                "Set it in the settings file, the environment or the unit, and restart.",
+            )
         if locked(settings, key):
-            where = variable_of(key) if settings.source_of(key) is Source.ENV else "the command line or the unit"
-            raise Conflict(f"{key} is set by {where}, which is above the admin API.", "Change it there.")
+            raise _locked(settings, key)
         if value is None:
             stored.pop(key, None)
         else:

@@ -12,8 +12,8 @@ from typing import Any
 from engine.errors import ConfigError
 
 NAME = "settings.json"
-# What says where the state is, or opens it, cannot lie in it.
-NEVER = frozenset({"state_dir", "run_dir", "admin_socket", "database_url"})
+# What says where the state is, or opens it, cannot lie in it; and a key of the admin API is no right to run programs.
+NEVER = frozenset({"state_dir", "run_dir", "admin_socket", "database_url", "workers.command"})
 
 
 def read_stored(state_dir: Path) -> dict[str, Any]:
