@@ -223,7 +223,8 @@ async def test_settings_change_at_once_or_at_the_next_start(
     assert load_settings(None, {"BAYARD_HTTP_PORT": "7"}, {"state_dir": short_dir}).http.port == 7
     for wrong, code in (
         ({"limits.max_queue": 0}, "invalid_parameter"), ({"limits.none": 1}, "invalid_parameter"),
-        ({"grpc.port": 5}, "conflict"), ({"workers.command": "/bin/sh"}, "conflict"), ({"state_dir": "/tmp"}, "conflict"),
+        ({"grpc.port": 5}, "conflict"), ({"workers.command": "/bin/sh"}, "conflict"),
+        ({"state_dir": "/tmp"}, "conflict"),
     ):  # fmt: skip
         assert (await admin.patch("settings", json={"values": wrong})).json()["code"] == code, wrong
     done = (await admin.patch("settings", json={"values": {"limits.max_queue": None, "http.port": None}})).json()
