@@ -55,6 +55,7 @@ class Rounding:
 
     precision: WeightPrecision
     outliers: InputOutliers = field(default_factory=dict)  # of INT8_MIXED; an input that is not there has none
+    group: int = 0  # of FP8: neighbours with one multiplier; 0: a row
 
     def takes(self, role: str, layer: int | None) -> bool:
         return self.precision is not WeightPrecision.STORED and layer is not None and is_rounded(role)
@@ -95,6 +96,8 @@ class Rounding:
             case WeightPrecision.INT4:
                 group = next((size for size in GROUPS if columns % size == 0), columns)
                 return encode(wide, "int4", group, asymmetric=True)
+            case WeightPrecision.FP8 if self.group and columns % self.group == 0:
+                return encode(wide, "fp8", self.group)
             case WeightPrecision.FP4:
                 return encode(wide, "fp4_nv")
         return encode(wide, str(self.precision))

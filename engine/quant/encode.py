@@ -67,17 +67,17 @@ def encode_fp8(weight: Tensor, group: int, importance: Tensor | None = None) -> 
 def _fp8(wide: Tensor, importance: Tensor | None = None) -> CodedTensor:
     """The largest of a group becomes that one of the highest codes with which the group's squared error is least.
 
-    Steps of E4M3 double at powers of two: where a group's many numbers lie between them decides how far they are
-    rounded, so a third of what rounding costs a model depends on it.
+    Multipliers of groups are kept in 16 bits, those of rows in 32. Steps of E4M3 double at powers of two: where a
+    group's many numbers lie between them decides how far they are rounded.
     """
     size = wide.shape[-1]
     step = max(1, size // FP8_SAMPLE)  # enough to judge by
     sample = wide[..., ::step]
     weights = None if importance is None else importance.to(wide.device).view(-1, size)[:, ::step]
-    largest = _largest(wide)
-    scales, least = largest / E4M3_MAX, None
+    largest, kept = _largest(wide), torch.float32 if wide.shape[1] == 1 else torch.bfloat16
+    scales, least = largest, None
     for code in FP8_TOPS:
-        tried = largest / code
+        tried = (largest / code).to(kept).to(torch.float32)
         error = (sample - _e4m3(sample, tried).to(torch.float32) * tried.unsqueeze(-1)).square_()
         cost = (error if weights is None else error * weights).sum(dim=-1)
         if least is None:
@@ -86,7 +86,7 @@ def _fp8(wide: Tensor, importance: Tensor | None = None) -> CodedTensor:
         scales = torch.where(cost < least, tried, scales)
         least = torch.minimum(cost, least)
     numbers = _e4m3(wide, scales)
-    return CodedTensor("fp8", _shape(wide), numbers.view(torch.uint8).view(_shape(wide)), scales)
+    return CodedTensor("fp8", _shape(wide), numbers.view(torch.uint8).view(_shape(wide)), scales.to(kept))
 
 
 def _e4m3(wide: Tensor, scales: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from engine.quantize.stored_form import FORMATS, GROUPED, quantisation_config
 from engine.spec import read_spec
 from engine.spec.hf_folder import INDEX_FILE
 from engine.spec.model_spec import ModelSpec
-from engine.spec.precision import WeightPrecision
+from engine.spec.precision import WeightPrecision, fp8_group
 from engine.text.loading import load_text
 
 STATE_FILE = "quantize.json"
@@ -97,16 +97,18 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     return read_spec(job.out)
 
 
-def group_for(widths: set[int]) -> int:
-    """The largest usual group that divides all widths; one for all, as a configuration states it."""
-    most = DEFAULT_GROUPS["int4"]
+def group_for(widths: set[int], most: int) -> int:
+    """The largest group up to most that divides all widths; one for all, as a configuration states it."""
     return next((size for size in GROUPS if size <= most and all(width % size == 0 for width in widths)), GROUPS[-1])
 
 
 def _group(job: QuantizeJob, source: Source) -> int:
     """Raises: InvalidParameter for a group that the precision or the model's widths do not have."""
     if job.group is None:
-        return group_for(source.widths())
+        usual = DEFAULT_GROUPS["int4"]
+        if job.precision is WeightPrecision.FP8:
+            usual = fp8_group(source.spec.hidden_size)
+        return group_for(source.widths(), usual) if usual else 0
     if job.precision not in GROUPED:
         raise InvalidParameter(
             f"{job.precision} has a multiplier a row.", f"Groups are of {' and '.join(GROUPED)}.", param="group"

@@ -12,7 +12,7 @@ from engine.models.rounding import Rounding
 from engine.quantize.outliers import learn_outliers
 from engine.quantize.texts import calibration_text
 from engine.spec.model_spec import ModelSpec
-from engine.spec.precision import WeightPrecision, weight_precision
+from engine.spec.precision import WeightPrecision, fp8_group, weight_precision
 from engine.text.loading import load_text
 
 LEARNING_TOKENS = 512
@@ -37,7 +37,7 @@ def rounding_of(
         return None, []
     notes = [f"Matrices of layers are rounded to {precision} at load; embeddings and routers are kept."]
     if precision is not WeightPrecision.INT8_MIXED:
-        return Rounding(precision), notes
+        return Rounding(precision, group=fp8_group(spec.hidden_size)), notes
     tokens, found = learning_tokens(spec)
     outliers = learn_outliers(spec, tokens, device, dtype, progress, capabilities=capabilities)
     columns = sum(len(known.columns) for known in outliers.values())

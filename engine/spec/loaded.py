@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from engine.spec.model_spec import ModelSpec, TensorInfo
-from engine.spec.precision import BITS, HEADS, WeightPrecision, is_rounded
+from engine.spec.precision import HEADS, WeightPrecision, bits_of, is_rounded
 from engine.spec.quantisation import QuantScheme, Storage
 from engine.spec.quantised_tensors import PART
 from engine.spec.tensor_table import expected_tensors, tensor_table
@@ -55,9 +55,9 @@ def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool, rounds_h
         shape = shapes.get((role, layer), info.shape)
         parts = parts_of.get((role, layer), [])
         if precision is not WeightPrecision.STORED and layer is not None and is_rounded(role) and len(shape) > 1:
-            yield _rounded(info, shape, precision, on_cpu)
+            yield _rounded(info, shape, precision, spec.hidden_size, on_cpu)
         elif role == "lm_head" and rounds_head:
-            yield _rounded(info, shape, HEADS[precision], on_cpu)
+            yield _rounded(info, shape, HEADS[precision], spec.hidden_size, on_cpu)
         elif parts and spec.quantisation is not None:
             scheme = spec.quantisation.scheme_of(info.name.rpartition(".")[0])
             kind, cpu_kind = _kinds(scheme)
@@ -67,9 +67,11 @@ def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool, rounds_h
             yield info
 
 
-def _rounded(info: TensorInfo, shape: tuple[int, ...], precision: WeightPrecision, on_cpu: bool) -> TensorInfo:
+def _rounded(
+    info: TensorInfo, shape: tuple[int, ...], precision: WeightPrecision, hidden_size: int, on_cpu: bool
+) -> TensorInfo:
     elements = prod(shape)
-    kind, bytes_each = KINDS[precision], BITS[precision] / 8
+    kind, bytes_each = KINDS[precision], bits_of(precision, hidden_size) / 8
     if on_cpu:
         kind, bytes_each = CPU_KINDS.get(precision, ("F16", float(PLAIN_ON_CPU)))
     return replace(info, dtype=kind, shape=shape, size_bytes=int(elements * bytes_each))

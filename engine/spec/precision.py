@@ -9,7 +9,7 @@ from engine.errors import InvalidParameter
 
 class WeightPrecision(StrEnum):
     STORED = "stored"  # as the checkpoint has them
-    FP8 = "fp8"  # E4M3, one multiplier a row
+    FP8 = "fp8"  # E4M3, one multiplier a row, in narrow models for FP8_GROUP neighbours
     INT8 = "int8"  # one multiplier a row
     INT8_MIXED = "int8-mixed"  # ... but the inputs that grow large, which stay in 16 bits
     INT4 = "int4"  # a multiplier and a zero point for 128 neighbours
@@ -24,6 +24,23 @@ BITS: dict[WeightPrecision, float] = {
     WeightPrecision.INT4: 4.1875,
     WeightPrecision.FP4: 4.5,
 }
+
+# E4M3 keeps four bits of each number: what that costs shows in small models, whose few weights say more each, and whose
+# steps are bound by launches rather than bytes. So theirs get finer multipliers.
+NARROW = 2048  # of a model's width; below it models are small
+FP8_GROUP = 32
+
+
+def fp8_group(hidden_size: int) -> int:
+    """Neighbours with one multiplier; 0: a row."""
+    return FP8_GROUP if hidden_size < NARROW else 0
+
+
+def bits_of(precision: WeightPrecision, hidden_size: int) -> float:
+    """Of a number in a model of that width, multipliers included."""
+    grouped = precision is WeightPrecision.FP8 and fp8_group(hidden_size)
+    return 8 + 16 / FP8_GROUP if grouped else BITS[precision]
+
 
 # What the head becomes on an accelerator where it is no embedding table too and activations stay exact: it is read
 # whole for a token, and eight bits a number cost it next to nothing.

@@ -11,7 +11,7 @@ from engine.models.checkpoint import MappedCheckpoint
 from engine.models.rounding import Rounding
 from engine.spec import read_spec
 from engine.spec.loaded import KINDS, loaded_spec
-from engine.spec.precision import WeightPrecision
+from engine.spec.precision import WeightPrecision, bits_of, fp8_group
 from tests.fakes.quantised_checkpoints import FORMATS, llama, write_pair
 
 ROUNDED = [precision for precision in WeightPrecision if precision is not WeightPrecision.STORED]
@@ -33,7 +33,7 @@ def test_loaded_spec_predicts_the_bytes_of_rounded_matrices(precision: WeightPre
     spec = read_spec(llama(tmp_path / "plain"))
     loaded = loaded_spec(spec, precision)
     checkpoint = MappedCheckpoint(spec, lambda done, total: None)
-    rounding = Rounding(precision)
+    rounding = Rounding(precision, group=fp8_group(spec.hidden_size))
     for info in loaded.tensors:
         if "up_proj" in info.name:
             layer = int(info.name.split(".")[2])
@@ -58,7 +58,8 @@ def test_loaded_spec_predicts_the_head_that_an_accelerator_rounds(precision: Wei
             assert head.dtype == "F32"
         else:
             kind = "fp8" if precision is WeightPrecision.FP8 else "int8"
-            assert (head.dtype, head.size_bytes) == (kind, pytest.approx(int(stored.numel() * 8.01 / 8), rel=0.01))
+            bits = bits_of(WeightPrecision(kind), spec.hidden_size)
+            assert (head.dtype, head.size_bytes) == (kind, pytest.approx(int(stored.numel() * bits / 8), rel=0.01))
     if precision is WeightPrecision.INT8_MIXED:
         assert made is stored
     else:
