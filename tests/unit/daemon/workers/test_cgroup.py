@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from daemon.workers.cgroup import CgroupTree
 from daemon.workers.oom import OomCounter, kernel_log_of
+from daemon.workers.process import Spawner
 from engine.errors import ConfigError
 
 
@@ -56,3 +63,44 @@ def test_kernel_log_names_the_process_it_killed(tmp_path: Path) -> None:
     assert kernel_log_of(7, log) == ""
     assert kernel_log_of(77, tmp_path / "none") == ""
     assert kernel_log_of(None, log) == ""
+
+
+@pytest.fixture
+def real_root(tmp_path: Path) -> Iterator[Path]:
+    """This kernel's own version 2 tree, with a group of ours that holds one process and is said to be the daemon's."""
+    mount = tmp_path / "sys/fs/cgroup"
+    mount.mkdir(parents=True)
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "cgroup2", "none", str(mount)], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("the tree of control groups cannot be mounted here")
+    group = mount / f"bayard-test-{os.getpid()}"
+    group.mkdir()
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"0::/{group.name}\n")
+    try:
+        yield tmp_path
+    finally:
+        for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
+            folder.rmdir()
+        group.rmdir()
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+async def test_worker_starts_in_its_own_group_of_the_kernel(real_root: Path, spawner: Spawner, tmp_path: Path) -> None:
+    (group,) = (real_root / "sys/fs/cgroup").glob("bayard-test-*")
+    with subprocess.Popen(["sleep", "600"]) as daemon:  # noqa: ASYNC220  # it returns at once
+        (group / "cgroup.procs").write_text(str(daemon.pid))
+        tree = CgroupTree.take_over(None, real_root)
+        assert f"/{group.name}/daemon" in Path(f"/proc/{daemon.pid}/cgroup").read_text()
+        program = [sys.executable, "-c", "import os; print(os.getpid(), flush=True); import time; time.sleep(600)"]
+        made = tree.make("org/model")
+        process = await spawner.spawn(program, env={}, log_path=tmp_path / "log", log_bytes=4096, cgroup=made)
+        assert f"/{group.name}/worker-org_model" in Path(f"/proc/{process.pid}/cgroup").read_text()
+        assert str(process.pid) in (made / "cgroup.procs").read_text().split()
+        process.send(signal.SIGKILL)
+        await asyncio.wait_for(process.exited, 10)
+        tree.remove("org/model")
+        assert not made.exists()
+        daemon.kill()
