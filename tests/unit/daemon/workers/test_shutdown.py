@@ -85,6 +85,11 @@ async def lost(bench: Bench, patch: pytest.MonkeyPatch) -> None:
     await bench.supervisor.kill("w")
 
 
+async def dozing(bench: Bench, patch: pytest.MonkeyPatch) -> None:
+    await bench.ready()
+    await bench.supervisor.sleep("w", drain_s=0, keep=True)
+
+
 REACH: dict[S, Reach] = {
     S.STOPPED: stopped, S.STARTING: starting, S.WARMING: warming, S.READY: ready, S.DRAINING: draining,
     S.STOPPING: stopping, S.BACKOFF: backoff, S.LATCHED: latched, S.SLEEPING: sleeping, S.LOST: lost,
@@ -107,11 +112,13 @@ def test_every_state_is_walked() -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "end of the loop"])
-@pytest.mark.parametrize("state", list(S))
+@pytest.mark.parametrize(
+    ("state", "reach"), [*REACH.items(), (S.SLEEPING, dozing)], ids=[*REACH, "sleeping with its process"]
+)
 async def test_end_from_every_state_leaves_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: S, how: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: S, reach: Reach, how: str
 ) -> None:
-    await REACH[state](bench, monkeypatch)
+    await reach(bench, monkeypatch)
     await bench.until_state(state)
     worker = bench.supervisor._workers["w"]
     children = psutil.Process(bench.spawner.helper_pid).children(recursive=True)
