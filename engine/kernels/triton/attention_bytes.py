@@ -12,7 +12,7 @@ import triton.language as tl
 
 from engine.kernels.triton.attention_decode import _row_of
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
-from engine.kernels.triton.cached_bytes import _bias, _halves, _limit, _scales_at
+from engine.kernels.triton.cached_bytes import _bias, _halves, _in_range, _limit, _scales_at
 from engine.kernels.triton.chained import let_next_start, wait_for_last
 
 
@@ -92,7 +92,7 @@ def _decode_bytes_kernel(
         shrink = tl.exp2(maximum - safe)
         total = total * shrink + tl.sum(p, axis=1)
         # The multiplier times the largest code: what the head's numbers are below, so that float16 holds it.
-        p = tl.minimum(p * (v_scales * _limit(CODE))[None, :], 65504.0).to(TYPE)
+        p = _in_range(p * (v_scales * _limit(CODE))[None, :]).to(TYPE)
         v_even, v_odd = _halves(v_words, CODE, PTX, HARDWARE)
         even = tl.dot(p, v_even.to(TYPE), even * shrink[:, None])
         odd = tl.dot(p, v_odd.to(TYPE), odd * shrink[:, None])

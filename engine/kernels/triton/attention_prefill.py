@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.cached_bytes import _bias, _limit, _numbers, _scales_at
+from engine.kernels.triton.cached_bytes import _bias, _in_range, _limit, _numbers, _scales_at
 
 # What differs from step to step, and would else be another kernel to compile.
 READ_ONE_BY_ONE = ["block_tables", "query_starts", "context_lens"]
@@ -123,7 +123,7 @@ def _prefill_kernel(
             acc = tl.dot(p.to(TYPE), v_tile.to(TYPE), acc)
         else:
             v_scales = tl.load(_scales_at(heads_at + plane_stride, keys % PAGE, PAGE, DIM), mask=exists, other=0.0)
-            p = tl.minimum(p * (v_scales * _limit(CODE))[None, :], 65504.0)
+            p = _in_range(p * (v_scales * _limit(CODE))[None, :])
             acc = tl.dot(p.to(TYPE), _numbers(v_tile, CODE, HARDWARE).to(TYPE), acc)
         maximum = new_maximum
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

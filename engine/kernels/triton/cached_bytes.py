@@ -35,6 +35,12 @@ def _bias(CODE: tl.constexpr, HARDWARE: tl.constexpr):
     return value
 
 
+@triton.jit
+def _in_range(weights):
+    """Of float16, which they become; NaN stays."""
+    return tl.minimum(weights, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+
+
 _E4M3_CONVERTED = tl.constexpr(
     "{ .reg .b32 t; .reg .b16 low, high; prmt.b32 t, $2, 0, 0x3120; mov.b32 {low, high}, t;"
     " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
@@ -92,9 +98,12 @@ def _scales_at(heads, tokens, PAGE: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def _coded(values, largest, CODE: tl.constexpr, HARDWARE: tl.constexpr):
-    """Codes and multipliers of heads. Shapes: values [H, D] float32; largest [H], of each -> [H, D], [H]"""
+    """Codes and multipliers of heads, NaN of one with a number that is not finite.
+
+    Shapes: values [H, D] float32; largest [H], of each -> [H, D], [H]
+    """
     LIMIT: tl.constexpr = 448.0 if CODE == 1 else 127.0
-    scale = tl.div_rn(tl.maximum(largest, 1e-20), LIMIT)
+    scale = tl.where(largest < float("inf"), tl.div_rn(tl.maximum(largest, 1e-20), LIMIT), float("nan"))
     quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
     quotient = tl.minimum(tl.maximum(quotient, -LIMIT), LIMIT)
     if CODE == 2:

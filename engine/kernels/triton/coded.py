@@ -129,7 +129,7 @@ def _from_blocks(weight: QuantTensor) -> CodedWeight:
     kind, rows = weight.kind, weight.shape[0]
     code, scale_code = KINDS[kind]
     blocks = weight.data.view(rows, -1, _BLOCK_BYTES[kind])
-    codes = blocks[:, :, _HEADER_BYTES[kind] :].reshape(rows, -1)
+    codes = blocks[:, :, _HEADER_BYTES[kind] :].clone().view(rows, -1)  # words of codes are read at once
     header = blocks[:, :, : _HEADER_BYTES[kind]].contiguous()
     zeros = None
     if kind == "MXFP4":

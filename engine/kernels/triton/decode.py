@@ -19,6 +19,15 @@ ONE_BITS = 0x3F800000  # of the float 1.0
 CORRECTIONS = (256.0, 256.0, 16.0, 16384.0)
 
 
+def input_words(x: torch.Tensor) -> torch.Tensor:
+    """Activations as _inputs reads them: float32, or int64 words of four. Shapes: x [M, K], K a multiple of 4"""
+    x = x.contiguous()
+    if x.dtype == torch.float32:
+        return x
+    # A row cut out of a wider one may begin within a word.
+    return (x.clone() if x.storage_offset() % 4 else x).view(torch.int64)
+
+
 @triton.jit
 def _low_half(pair):
     """The float16 in the low half of a word, as float32."""

@@ -62,7 +62,7 @@ def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.conste
     # 2^e / 2^14 and its inverse; what is not finite makes the multiplier so.
     scale = exponent.to(tl.float32, bitcast=True) * (1.0 / 16384.0)
     scale = tl.where(tl.min(tl.min(finite.to(tl.int32), axis=2), axis=1) > 0, scale, float("nan"))
-    inverse = tl.where(exponent > 0, 0x7F000000 - exponent, 0).to(tl.float32, bitcast=True) * 16384.0
+    inverse = tl.where(exponent > 0, 0x7C000000 - (exponent - 0x0A000000), 0).to(tl.float32, bitcast=True)
     whole = tl.minimum(tl.floor(values * inverse[:, None, None] + 0.5), 32767.0).to(tl.int32)
     part = tl.arange(0, PARTS)[None, :]
     if LANE == 16:

@@ -32,6 +32,7 @@ from engine.kernels.triton.decode import (
     _products,
     _scale,
     _with,
+    input_words,
 )
 from engine.kernels.triton.device import speaks_ptx
 
@@ -210,11 +211,9 @@ def quant_gemv(
     row_words = depth // weight.numbers_a_byte // 4
     words = words_of(weight, tiles.block_words)
     blocks = max(1, tiles.block_words // words)
-    x = x.contiguous()
     none = weight.codes
     _quant_gemv_kernel[(triton.cdiv(columns, tiles.block_n),)](
-        x if x.dtype == torch.float32 else x.view(torch.int64),
-        weight.codes.view(torch.int32), weight.scales,
+        input_words(x), weight.codes.view(torch.int32), weight.scales,
         none if weight.zeros is None else weight.zeros if weight.pairs is None else weight.pairs,
         none if weight.row_scales is None else weight.row_scales,
         none if bias is None else bias, out, columns, row_words, weight.scales.shape[1], ONE_BITS,

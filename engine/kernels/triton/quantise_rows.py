@@ -2,7 +2,7 @@
 
 A row's codes depend on that row alone. With outlier columns, those inputs are written beside in 16 bits, count as zero
 in the codes, and a counter on the device says in how many rows a column that is not among them was one: nothing is
-asked of the host, so a step can be captured and replayed.
+asked of the host, so a step can be captured and replayed. Where a number is not finite the multiplier is NaN.
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ def e4m3_codes(values):
 
 
 @triton.jit
+def largest_size(values, AXIS: tl.constexpr):
+    """The largest absolute value of float32 numbers; NaN where one is, which a maximum of floats would pass over."""
+    return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=AXIS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _quantise_kernel(
     x, residual, weight, codes, scales, residual_out, marks, columns, outliers, misses, width, eps, threshold,
     MODE: tl.constexpr, WHOLE: tl.constexpr, NUM_OUTLIERS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
@@ -123,20 +129,23 @@ def _quantise_kernel(
                 one = tl.load(x + row * width + column, mask=exists, other=0.0).to(tl.float32)
             if MODE == 1 or MODE == 2:
                 one = one * factor * tl.load(weight + column, mask=exists, other=0.0).to(tl.float32)
-        one = tl.minimum(tl.maximum(one.to(TYPE).to(tl.float32), -65504.0), 65504.0)  # what float16 holds
+        one = one.to(TYPE).to(tl.float32)
+        held = tl.minimum(tl.maximum(one, -65504.0), 65504.0)  # what float16 holds
+        one = tl.where(tl.abs(one) < float("inf"), held, one)
         tl.store(outliers + row * NUM_OUTLIERS + slot, one.to(outliers.dtype.element_ty))
         values = tl.where(kept, 0.0, values)
     LIMIT: tl.constexpr = 127.0 if WHOLE else 448.0
     if GROUP == 0:
-        largest = tl.max(tl.abs(values), axis=0)
+        largest = largest_size(values, 0)
         if NUM_OUTLIERS > 0:
             tl.atomic_add(misses, 1, mask=largest > threshold, sem="relaxed")
-        scale = tl.maximum(largest, 1e-30) / LIMIT
+        scale = tl.where(largest < float("inf"), tl.maximum(largest, 1e-30) / LIMIT, float("nan"))
         tl.store(scales + row, scale)
         quotient = values / scale
     else:
         grouped = tl.reshape(values, [BLOCK // GROUP, GROUP])
-        scale = tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-30) / LIMIT
+        largest = largest_size(grouped, 1)
+        scale = tl.where(largest < float("inf"), tl.maximum(largest, 1e-30) / LIMIT, float("nan"))
         group = tl.arange(0, BLOCK // GROUP)
         tl.store(scales + row * (width // GROUP) + group, scale, mask=group < width // GROUP)
         quotient = tl.reshape(grouped / scale[:, None], [BLOCK])

@@ -8,10 +8,17 @@ import triton.language as tl
 
 from engine.kernels.triton.cached_bytes import _coded, _scales_at, code_of
 from engine.kernels.triton.device import converts_fp8
+from engine.kernels.triton.quantise_rows import largest_size
 from engine.kernels.triton.turned_heads import _turned
 
 MANY_TOKENS = 64  # from here on a program takes several heads: fewer would leave it too little to do
 HEADS_EACH = 8
+
+
+@triton.jit
+def _larger(first, second):
+    """NaN where one is."""
+    return tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -70,10 +77,10 @@ def _write_bytes_kernel(
             heads_at = target + heads * head_stride
             first = turned_first.to(tl.float32)
             second = turned_second.to(tl.float32)
-            largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1)
+            largest = _larger(largest_size(first, 1), largest_size(second, 1))
             if 2 * HALF < DIM:
                 kept = rest.to(tl.float32)
-                largest = tl.maximum(largest, tl.max(tl.abs(kept), axis=1))
+                largest = _larger(largest, largest_size(kept, 1))
                 _store_part(heads_at, offset, rest_lanes, kept, beyond, largest, DIM, CODE, HARDWARE)
             _store_part(heads_at, offset, lanes + HALF, second, mask, largest, DIM, CODE, HARDWARE)
             scales = _store_part(heads_at, offset, lanes, first, mask, largest, DIM, CODE, HARDWARE)
@@ -92,9 +99,7 @@ def _write_bytes_kernel(
             value_base = v + token * v_token_stride + groups[:, None] * v_head_stride
         values = tl.load(value_base + all_lanes[None, :], mask=real, other=0.0).to(tl.float32)
         values_at = target + plane * plane_stride + groups * head_stride
-        scales = _store_part(
-            values_at, offset, all_lanes, values, real, tl.max(tl.abs(values), axis=1), DIM, CODE, HARDWARE
-        )
+        scales = _store_part(values_at, offset, all_lanes, values, real, largest_size(values, 1), DIM, CODE, HARDWARE)
         tl.store(_scales_at(values_at, offset, PAGE, DIM), scales, mask=groups < NUM_KV)
 
 

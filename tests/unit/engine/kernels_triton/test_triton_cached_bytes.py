@@ -111,3 +111,34 @@ def _alike(q, truth_q, k, truth_k, got, truth, dtype):
     assert torch.equal(written, torch.isfinite(numbers))
     difference = (numbers - truth_numbers)[written].norm() / truth_numbers[written].norm()
     assert float(difference) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # codes whose multiplier is NaN
+@pytest.mark.parametrize("code", LARGEST)
+@pytest.mark.parametrize("plane", [0, 1])
+@pytest.mark.parametrize("queries", [[1, 1], [3, 1]])
+def test_a_key_or_value_that_is_not_finite_is_not_hidden_by_its_code(code, plane, queries):
+    tokens = sum(queries)
+    view = cache(3, 1, 16, 16, code)
+    kv = torch.randn(2, tokens, 1, 16, device=DEVICE)
+    kv[plane, queries[0] - 1, 0, 5] = float("nan") if plane else float("inf")
+    pages = torch.tensor([1] * queries[0] + [2], device=DEVICE)
+    offsets = torch.tensor([*range(queries[0]), 0], device=DEVICE)
+    rope_kv.kv_write(kv[0], kv[1], view, pages, offsets)
+    starts = torch.tensor([0, queries[0], tokens], dtype=torch.int32, device=DEVICE)
+    lens, tables = (torch.tensor(of, dtype=torch.int32, device=DEVICE) for of in (queries, [[1], [2]]))
+    q = torch.randn(tokens, 1, 16, device=DEVICE)
+    got = attention.paged_attention(q, view, tables, starts, lens, 0.25)
+    assert not torch.isfinite(got[queries[0] - 1]).any()
+    assert torch.isfinite(got[-1]).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("code", LARGEST)
+def test_a_rotated_key_that_is_not_finite_has_no_multiplier(code):
+    q, k, v = (torch.randn(2, 1, 16, device=DEVICE) for _ in range(3))
+    k[0, 0, 3] = float("nan")
+    view, cos_sin = cache(2, 1, 16, 16, code), torch.rand(4, 8, device=DEVICE)
+    place = torch.arange(2, device=DEVICE)
+    rope_kv.rope_kv_write(q, k, v, place, cos_sin, view, torch.ones_like(place), place)
+    assert torch.isnan(parts(view)[1][1, 0, 0, :2]).tolist() == [True, False]

@@ -14,6 +14,8 @@ from engine.kernels.triton.norms import add_rms_norm, gelu_mul, rms_norm, silu_m
 from engine.kernels.triton.quant_dots import DotsTiles, form, quant_dots, takes  # noqa: E402
 from engine.quant.coded_tensor import CodedTensor  # noqa: E402
 from engine.quant.encode import encode  # noqa: E402
+from engine.quant.gguf_encode import q4_1, q8_0  # noqa: E402
+from engine.quant.quant_tensor import QuantTensor  # noqa: E402
 
 # kind, group, with zero points
 FORMS = [
@@ -70,6 +72,15 @@ def test_fine_rows_hold_bfloat16_exactly_down_to_a_128th() -> None:
     assert torch.equal(numbers(FineForm(16).rows(x)), x.double())
 
 
+@pytest.mark.parametrize("lane", [8, 16])
+def test_fine_rows_hold_the_largest_and_the_smallest_powers_of_two(lane: int) -> None:
+    powers = torch.tensor([2.0**127, 2.0**124, 2.0**15, 1.0, 2.0**-60, 2.0**-107], device=DEVICE)
+    x = powers[:, None] * torch.linspace(-1.9, 1.9, 32, device=DEVICE)
+    x[0, 1:] = 0.0  # sums of such would be no floats
+    error = (numbers(FineForm(lane).rows(x)) - x.double()).abs() / powers.double()[:, None]
+    assert float(error.max()) <= 2.0**-15
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_fine_rows_that_are_not_finite_give_results_that_are_not(bad: float) -> None:
     packed = coded(random_weight("int4", 128, False, 4, 128))
@@ -114,6 +125,18 @@ def test_quant_dots_match_float64(kind: str, group: int | None, zeros: bool) -> 
         assert error < 1e-4, f"{rows} rows, {tiles}: {error}"
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_blocks_that_are_whole_rows_are_read_in_words(kind: str, columns: int) -> None:
+    weight = (q8_0 if kind == "Q8_0" else q4_1)(torch.randn(columns, 32))
+    data = weight.data.to(DEVICE)
+    packed = coded(QuantTensor(kind, data, weight.shape))
+    x = torch.randn(2, 32, device=DEVICE)
+    truth = x.double() @ weight.dequantize().to(DEVICE).double().T
+    got = quant_dots(form(packed).rows(x), packed, x.dtype)
+    torch.testing.assert_close(got.double(), truth, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp4_nv", "fp4_mx"])
 def test_each_code_meets_the_input_of_its_place_exactly(kind: str) -> None:
     if kind == "int8":
@@ -139,5 +162,7 @@ def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
         x = torch.randn(4, 384, device=DEVICE).to(torch.bfloat16)
         wanted = form(packed)
         whole = quant_dots(wanted.rows(x), packed, x.dtype)
-        other = torch.cat((x[2:3], torch.randn(1, 384, device=DEVICE).to(torch.bfloat16) * 50))
-        assert torch.equal(quant_dots(wanted.rows(other), packed, x.dtype)[0], whole[2])
+        for count in range(4):
+            beside = torch.randn(count, 384, device=DEVICE).to(torch.bfloat16) * 50
+            other = quant_dots(wanted.rows(torch.cat((x[2:3], beside))), packed, x.dtype)
+            assert torch.equal(other[0], whole[2]), (kind, count)

@@ -10,6 +10,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from engine.kernels import reference  # noqa: E402
 from engine.kernels.triton import quantise_rows as rows_of  # noqa: E402
+from engine.kernels.triton.quant_linear import linear_int8, pack  # noqa: E402
 from engine.kernels.triton.quantise_rows import outlier_columns, quantise_rows  # noqa: E402
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles  # noqa: E402
 from engine.quant.encode import encode, encode_mixed  # noqa: E402
@@ -49,6 +50,33 @@ def test_rows_become_codes_of_what_the_unfused_op_gives(mode: str, code: str) ->
         assert torch.equal(total, x + residual)
     alone, _ = quantise_rows(x[3:4], code, mode=MODES[mode], weight=weight, eps=1e-5, residual=residual[3:4])
     assert torch.equal(alone.codes.view(torch.uint8)[0], got.codes.view(torch.uint8)[3])
+
+
+UNDEFINED = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # codes whose multiplier is NaN
+
+
+@UNDEFINED
+@pytest.mark.parametrize("code", ["int8", "fp8"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_finite_give_results_that_are_not(bad: float, code: str) -> None:
+    x = torch.randn(3, 256, device=DEVICE)
+    x[1, 200] = bad
+    rows, _ = quantise_rows(x, code)
+    assert torch.isfinite(rows.scales).squeeze(1).tolist() == [True, False, True]
+    assert torch.isnan(rows.scales[1]).all()
+    groups, _ = quantise_rows(x, code, group=128)
+    assert torch.isnan(groups.scales).tolist() == [[False, False], [False, True], [False, False]]
+
+
+@UNDEFINED
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_column_kept_beside_that_is_not_finite_stays_so(bad: float) -> None:
+    weight = encode_mixed(torch.rand(4, 64, device=DEVICE) + 0.1, torch.tensor([7], device=DEVICE))
+    x = torch.randn(20, 64, device=DEVICE)
+    x[3, 7] = bad
+    got = torch.isfinite(linear_int8(x, pack(weight)))
+    assert not got[3].any()
+    assert got[[0, 1, 2, *range(4, 20)]].all()
 
 
 def test_groups_of_a_row_have_scales_of_their_own() -> None:
