@@ -74,14 +74,19 @@ def do_pending(settings: Settings) -> DoneRestore | None:
     it was, and is not tried again.
     Blocks.
     """
+    note = settings.state_dir / NAME
     asked = pending(settings)
     if asked is None:
-        return None
+        if not note.exists():
+            return None
+        log.error("restore_failed", file=str(note), error="the note of what to restore cannot be read")
+        note.replace(settings.state_dir / FAILED)
+        return DoneRestore(PendingRestore("", "unknown", ""), "", None, f"{note} cannot be read.")
     try:
         facts, kept = backup.restore(settings, Path(asked.file))
     except BayardError as error:
         log.error("restore_failed", file=asked.file, error=str(error))
-        (settings.state_dir / NAME).replace(settings.state_dir / FAILED)
+        note.replace(settings.state_dir / FAILED)
         return DoneRestore(asked, "", None, str(error))
     log.warning("restored", file=asked.file, made_at=facts.made_at.isoformat(), before_kept_as=kept and str(kept))
     withdraw(settings)

@@ -227,6 +227,8 @@ async def test_settings_change_at_once_or_at_the_next_start(
         ({"state_dir": "/tmp"}, "conflict"),
     ):  # fmt: skip
         assert (await admin.patch("settings", json={"values": wrong})).json()["code"] == code, wrong
+    never = (await admin.patch("settings", json={"values": {"database_url": "sqlite://"}})).json()
+    assert "never sets it" in never["message"]
     done = (await admin.patch("settings", json={"values": {"limits.max_queue": None, "http.port": None}})).json()
     assert done["applied"] == ["limits.max_queue"]
     assert parts.tenants.admission.max_queue == 256
@@ -283,6 +285,9 @@ async def test_next_start_restores_what_was_asked_for_and_says_so(stopped: Setti
     assert (stopped.state_dir / FAILED).exists()
     with pytest.raises(StoreError):
         ask(stopped, facts.path, "ops")
+    (stopped.state_dir / "restore-pending.json").write_text("[]")
+    assert "restore-failed" in await names_after_start()
+    assert not (stopped.state_dir / "restore-pending.json").exists()
 
 
 async def test_long_lists_come_in_pages(admin: httpx.AsyncClient, services: FakeServices) -> None:
