@@ -87,11 +87,11 @@ def import_(
     """Check the signature, and take in what the bundle holds. A model that is here already is left alone."""
     from daemon.commands.progress import ProgressLine, follow
     from daemon.models.bundle import import_bundle
-    from daemon.models.signing import parse_public, trusted_keys
+    from daemon.models.signing import parse_public, public_text, trusted_keys
 
     settings = settings_from(config, state_dir, run_dir)
     file = file.expanduser().absolute()
-    pems = [path.read_text() for path in trust or []]
+    pems = [public_text(path) for path in trust or []]
     with offline_or_admin(settings) as reach:
         result: dict[str, Any]
         if reach.admin is not None:

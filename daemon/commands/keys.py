@@ -12,6 +12,8 @@ import typer
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, rotate, revoke.")
+MOST_DAYS = 36_500  # a date that every clock and database can write
+MOST_OVERLAP_HOURS = 90 * 24  # as the service has it
 ROLES = ("inference", "metrics", "operator", "admin")
 
 
@@ -22,7 +24,9 @@ def create(
     role: Annotated[
         str, typer.Option(help="inference, metrics (reads /metrics), operator or admin (over the admin TLS port).")
     ] = "inference",
-    expires_days: Annotated[float | None, typer.Option(min=0.001, help="Valid for so many days.")] = None,
+    expires_days: Annotated[
+        float | None, typer.Option(min=0.001, max=MOST_DAYS, help="Valid for so many days.")
+    ] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -89,9 +93,11 @@ def revoke(
 @app.command()
 def rotate(
     key: Annotated[str, typer.Argument(help="Id or prefix, as `bayard keys list` shows it.")],
-    overlap_hours: Annotated[float, typer.Option(min=0, help="The old key works for so long beside the new one.")] = 24,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0, max=MOST_OVERLAP_HOURS, help="The old key works for so long beside the new one.")
+    ] = 24,
     expires_days: Annotated[
-        float | None, typer.Option(min=0.001, help="The new key is valid for so many days.")
+        float | None, typer.Option(min=0.001, max=MOST_DAYS, help="The new key is valid for so many days.")
     ] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,

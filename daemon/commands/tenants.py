@@ -8,20 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from daemon.tenants.limits import MOST_REQUESTS, MOST_TOKENS
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Who may use the box, and how much of it.")
 
 Tenant = Annotated[str, typer.Argument(help="Name or id of the tenant.")]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="Generations at once.")]
-Queue = Annotated[int | None, typer.Option(min=0, help="Requests that may wait for those.")]
-Requests = Annotated[int | None, typer.Option(min=1, help="Requests a minute.")]
-RequestBurst = Annotated[int | None, typer.Option(min=1, help="Requests at once; else those of a minute.")]
-Tokens = Annotated[int | None, typer.Option(min=1, help="Prompt and output tokens a minute.")]
-TokenBurst = Annotated[int | None, typer.Option(min=1, help="Tokens at once; else those of a minute.")]
-TokensDay = Annotated[int | None, typer.Option(min=1, help="Tokens a calendar day, in UTC.")]
-TokensMonth = Annotated[int | None, typer.Option(min=1, help="Tokens a calendar month, in UTC.")]
-Context = Annotated[int | None, typer.Option(min=1, help="Prompt and output tokens of one request.")]
-Output = Annotated[int | None, typer.Option(min=1, help="Output tokens of one request.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, max=MOST_REQUESTS, help="Generations at once.")]
+Queue = Annotated[int | None, typer.Option(min=0, max=MOST_REQUESTS, help="Requests that may wait for those.")]
+Requests = Annotated[int | None, typer.Option(min=1, max=MOST_REQUESTS, help="Requests a minute.")]
+RequestBurst = Annotated[
+    int | None, typer.Option(min=1, max=MOST_REQUESTS, help="Requests at once; else those of a minute.")
+]
+Tokens = Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Prompt and output tokens a minute.")]
+TokenBurst = Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Tokens at once; else those of a minute.")]
+TokensDay = Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Tokens a calendar day, in UTC.")]
+TokensMonth = Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Tokens a calendar month, in UTC.")]
+Context = Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Prompt and output tokens of one request.")]
+Output = Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Output tokens of one request.")]
 Share = Annotated[
     float | None, typer.Option(min=0.01, max=100, help="Of the engines, beside tenants of its priority; else 1.")
 ]
@@ -206,7 +209,7 @@ def _set_suspended(tenant: str, suspended: bool, config: Any, state_dir: Any, ru
 
 def _spelled(limits: dict[str, Any]) -> str:
     bound = [
-        f"{name} {', '.join(value) if isinstance(value, list) else f'{value:,}'}"
+        f"{name} {', '.join(value) or 'none' if isinstance(value, list) else f'{value:,}'}"
         for name, value in limits.items()
         if value is not None
     ]

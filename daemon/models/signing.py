@@ -49,6 +49,16 @@ def read_private(path: Path) -> Ed25519PrivateKey:
     return key
 
 
+def public_text(path: Path) -> str:
+    """What a maker's .pub file holds. Raises: ConfigError"""
+    try:
+        return path.read_text("ascii")
+    except OSError as error:
+        raise ConfigError(f"the key {path} cannot be read: {error.strerror or error}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no public key: it is not text.", "Give the .pub file of the maker.") from error
+
+
 def parse_public(pem: bytes, whence: str) -> Ed25519PublicKey:
     """Raises: InvalidParameter"""
     try:
@@ -72,10 +82,13 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def trusted_keys(folder: Path) -> list[Ed25519PublicKey]:
-    """Every .pub file of the folder; none if there is no folder. Raises: InvalidParameter for a file that is no key"""
+    """Every .pub file of the folder; none if there is no folder.
+
+    Raises: InvalidParameter for a file that is no key; ConfigError for one that cannot be read
+    """
     if not folder.is_dir():
         return []
-    return [parse_public(path.read_bytes(), str(path)) for path in sorted(folder.glob("*.pub"))]
+    return [parse_public(public_text(path).encode(), str(path)) for path in sorted(folder.glob("*.pub"))]
 
 
 def signer(data: bytes, signature: bytes, trusted: list[Ed25519PublicKey]) -> Ed25519PublicKey:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MINUTE_S = 60.0
+MOST_REQUESTS = 2**31 - 1  # what a column of the database holds
+MOST_TOKENS = 2**53 - 1  # what every reader of JSON holds exactly
 _ROUNDING = 1e-6  # of a request or token: what sums of floats may be off by
 
 

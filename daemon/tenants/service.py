@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
@@ -23,6 +23,7 @@ from engine.errors import Conflict, InvalidParameter, PermissionDenied, Unauthen
 
 MAX_NAME_CHARS = 64
 LONGEST_OVERLAP = timedelta(days=90)
+LATEST_EXPIRY = datetime(9999, 1, 1, tzinfo=UTC)
 R = TypeVar("R")
 
 
@@ -87,6 +88,7 @@ class TenantService:
             )
         self.brake.succeeded(address, digest)
         principal = found[1]
+        self.usage.seen(principal.key_id)  # also where it asks for no tokens, or for what it may not have
         if principal.tenant_id in self._suspended:
             raise PermissionDenied(f"The tenant {principal.tenant_name} is suspended.", "Ask the administrator.")
         if not may(principal.role, need):
@@ -158,7 +160,7 @@ class TenantService:
         """Raises: NotFound, InvalidParameter for a time that has passed"""
         if name:
             check_name(name)
-        self._require_future(expires_at)
+        self._require_expiry(expires_at)
         return await self._change(
             lambda session: directory.issue_key(session, actor, tenant, name=name, role=role, expires_at=expires_at)
         )
@@ -175,7 +177,7 @@ class TenantService:
             raise InvalidParameter(
                 f"The overlap of {overlap} is not between 0 and {LONGEST_OVERLAP.days} days.", param="overlap_s"
             )
-        self._require_future(expires_at)
+        self._require_expiry(expires_at)
         return await self._change(
             lambda session: directory.rotate_key(session, actor, id_or_prefix, overlap=overlap, expires_at=expires_at)
         )
@@ -198,9 +200,13 @@ class TenantService:
         )
 
     @staticmethod
-    def _require_future(expires_at: datetime | None) -> None:
-        if expires_at is not None and expires_at <= utc_now():
+    def _require_expiry(expires_at: datetime | None) -> None:
+        if expires_at is None:
+            return
+        if expires_at <= utc_now():
             raise InvalidParameter(f"The expiry {expires_at.isoformat()} has passed.", param="expires_at")
+        if expires_at >= LATEST_EXPIRY:  # in UTC it may be of the year 10000
+            raise InvalidParameter(f"The expiry {expires_at.isoformat()} is after the year 9998.", param="expires_at")
 
     async def _recall_quotas(self) -> None:
         """What is settled of the running day and month counts on after a restart."""

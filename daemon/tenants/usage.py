@@ -81,6 +81,10 @@ class UsageLedger:
             for _ in range(used.requests):
                 self._count.add()
 
+    def seen(self, key_id: str) -> None:
+        """A key was shown, whatever for."""
+        self._used_at[key_id] = utc_now()
+
     def count_losses(self, path: Path) -> None:
         """Tell on_lost of what a process that was killed had not settled, and keep count for the next. Before start."""
         self._count = LossCount(path)
@@ -105,7 +109,7 @@ class UsageLedger:
 
     async def settle(self) -> None:
         """Write what was summed since the last time; on failure it is kept for the next. Raises: StoreError"""
-        if not self._open:
+        if not self._open and not self._used_at:
             return
         sums, used_at = self._open, self._used_at
         self._open, self._used_at = {}, {}

@@ -105,6 +105,10 @@ def test_rotated_key_names_its_successor_and_quotas_are_kept(bayard: Bayard) -> 
         (["tenants", "create", "a/b"], 1, "without a slash"),
         (["keys", "create", "--tenant", "x", "--role", "root"], 2, "none of inference, metrics, operator, admin"),
         (["tenants", "create", "x", "--max-concurrency", "0"], 2, "max-concurrency"),
+        (["tenants", "create", "x", "--tokens-per-day", str(10**23)], 2, "tokens-per-day"),
+        (["tenants", "create", "x", "--requests-per-minute", str(2**31)], 2, "requests-per-minute"),
+        (["keys", "create", "--tenant", "x", "--expires-days", "inf"], 2, "expires-days"),
+        (["keys", "rotate", "x", "--overlap-hours", "1e300"], 2, "overlap-hours"),
         (["tenants", "suspend", "a/../b"], 1, "not_found"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from daemon.events import EventLog
 from daemon.models.bundle import PackedFile, PackedModel, create, import_bundle
 from daemon.models.registry import ModelRegistry
-from daemon.models.signing import fingerprint, make_keys, parse_public, read_private, trusted_keys
+from daemon.models.signing import fingerprint, make_keys, parse_public, public_text, read_private, trusted_keys
 from daemon.settings_load import load_settings
 from daemon.store.session import Store
 from engine.errors import BayardError, ConfigError, Conflict, PermissionDenied, StoreError, UnsupportedFormat
@@ -140,6 +140,10 @@ def test_what_is_no_bundle_and_what_is_no_key_say_so(tmp_path: Path, other_site:
     assert (key.stat().st_mode & 0o777) == 0o600
     assert [fingerprint(one) for one in trusted_keys(tmp_path)] == [fingerprint(read_private(key).public_key())]
     assert trusted_keys(tmp_path / "none") == []
+    for name in ("junk", "absent.pub"):
+        (tmp_path / "junk").write_bytes(b"\xff\x00")
+        with pytest.raises(ConfigError, match=name):
+            public_text(tmp_path / name)
 
 
 def test_manifest_of_a_later_version_is_refused(bundle: Path, key: Path, other_site: ModelRegistry) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,8 @@ async def test_expired_key_is_refused(service: TenantService, monkeypatch: pytes
         service.authenticate(issued.secret)
     with pytest.raises(InvalidParameter):
         await service.issue_key(OPS, "acme", expires_at=later - timedelta(hours=1))
+    with pytest.raises(InvalidParameter, match="9998"):
+        await service.issue_key(OPS, "acme", expires_at=datetime.fromisoformat("9999-12-31T23:59:59-23:59"))
 
 
 async def test_suspended_tenant_is_forbidden_until_resumed(service: TenantService) -> None:

@@ -11,7 +11,7 @@ import pytest
 from daemon.store.base import utc_now
 from daemon.store.session import Store
 from daemon.tenants.limits import TenantLimits
-from daemon.tenants.principal import Actor, Principal, Role
+from daemon.tenants.principal import Actor, Need, Principal, Role
 from daemon.tenants.service import TenantService
 from daemon.tenants.usage import UsageLedger, UsageRow, UsageSum, read_usage
 from engine.errors import StoreError
@@ -104,5 +104,16 @@ async def test_last_use_of_a_key_is_noted(store: Store) -> None:
     issued = await service.issue_key(ops, "acme")
     service.usage.add(service.authenticate(issued.secret), "m", UsageSum(requests=1))
     await service.stop()
+    (key,) = await service.keys()
+    assert key.last_used_at is not None
+
+
+async def test_key_that_asks_for_no_tokens_is_noted_too(store: Store) -> None:
+    service = TenantService(store, 10)
+    ops = Actor("ops", "command")
+    await service.create_tenant(ops, "acme")
+    issued = await service.issue_key(ops, "acme", role=Role.ADMIN)
+    service.identify(issued.secret, None, Need.ADMINISTRATION)
+    await service.usage.settle()
     (key,) = await service.keys()
     assert key.last_used_at is not None

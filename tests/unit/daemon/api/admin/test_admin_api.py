@@ -273,6 +273,12 @@ async def test_audit_is_paged_and_verified(admin: httpx.AsyncClient) -> None:
     assert rest["items"][0]["subject"] == "tenant:a"
     assert rest["next"] is None
     assert (await admin.get("audit/verify")).json()["whole"] is True
+    assert (await admin.get(f"audit?before={2**63}")).status_code == 400  # no number of the database's
+
+
+async def test_limit_that_no_column_holds_is_refused(admin: httpx.AsyncClient) -> None:
+    for limits in ({"tokens_per_day": 2**53}, {"requests_per_minute": 2**31}, {"max_queue": 2**31}):
+        assert (await admin.post("tenants", json={"name": "a", "limits": limits})).status_code == 400
 
 
 async def test_usage_is_summed_as_asked(admin: httpx.AsyncClient, parts: AdminParts, services: FakeServices) -> None:
