@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.registry import CodedInput
 from engine.kernels.triton import fp4_native
-from engine.kernels.triton.quant_linear import EXACT_ROWS, SMALL_COLUMNS, SMALL_ROWS, PackedLinear
+from engine.kernels.triton.quant_linear import BLOCK_ROWS, EXACT_ROWS, PackedLinear, is_small
 from engine.kernels.triton.quantise_rows import ADD_NORM, GELU, NORM, SILU, QuantRows, quantise_rows
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 
@@ -44,8 +44,9 @@ def wants_int8(count: int, packed: PackedLinear) -> bool:
 
 def wants_fp8(count: int, packed: PackedLinear) -> bool:
     weight = packed.weight
+    in_blocks = weight.scales.shape[1] > 1
     fits = packed.plain is None and weight.group in (weight.shape[1], FP8_GROUP) and weight.shape[1] <= MAX_WIDTH
-    return count > EXACT_ROWS and fits
+    return count > EXACT_ROWS and fits and (not in_blocks or count <= BLOCK_ROWS)
 
 
 def wants_fp4(count: int, packed: PackedLinear) -> bool:
@@ -97,9 +98,8 @@ def run_fp4(made: Rows, packed: PackedLinear, bias: Tensor | None) -> Tensor:
 def product_fp8(rows: QuantRows, codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """By the library where it is the faster one."""
     columns, depth = codes.shape
-    few = rows.codes.shape[0] <= SMALL_ROWS and columns <= SMALL_COLUMNS
     fits = codes.device.type == "cuda" and dtype == torch.bfloat16 and columns % 16 == 0 and depth % 16 == 0
-    if scales.shape[1] == 1 and fits and not few:
+    if scales.shape[1] == 1 and fits and not is_small(rows.codes.shape[0], columns):
         out: Tensor = torch._scaled_mm(
             rows.codes, codes.T, rows.scales, scales.T, bias, out_dtype=dtype, use_fast_accum=True
         )

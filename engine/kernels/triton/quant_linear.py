@@ -20,8 +20,9 @@ from engine.quant.coded_tensor import CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 
 EXACT_ROWS = 16  # up to here activations stay exact
+BLOCK_ROWS = 2048  # beyond, decoding a weight with multipliers of blocks for the plain product takes less than its own
 # A product of so few rows and columns leaves the library's tiles mostly idle: ours takes 60 % of its time.
-SMALL_ROWS, SMALL_COLUMNS = 128, 8192
+SMALL_ROWS, SMALL_COLUMNS, TINY_ROWS = 128, 8192, 64
 TILE_ROWS = 64  # up to here tiles are decoded in registers, but for fp4; beyond, once for all rows
 
 
@@ -94,6 +95,8 @@ def linear_fp8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None 
     columns, depth = weight.shape
     if x.shape[0] <= EXACT_ROWS or packed.plain is not None or weight.group not in (depth, 128):
         return linear(x, packed, bias)
+    if weight.group < depth and x.shape[0] > BLOCK_ROWS:
+        return linear(x, packed, bias)
     codes = weight.codes.view(torch.float8_e4m3fn)
     if weight.scales.shape[1] > 1:
         rows, _ = quantise_rows(x, "fp8", group=128)
@@ -107,8 +110,13 @@ def linear_fp8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None 
     return scaled_gemm(rows.codes, codes, rows.scales, weight.scales, x.dtype, bias)
 
 
+def is_small(rows: int, columns: int) -> bool:
+    """Whether the library's tiles would be mostly idle."""
+    return rows <= TINY_ROWS or (rows <= SMALL_ROWS and columns <= SMALL_COLUMNS)
+
+
 def library_takes(x: torch.Tensor, columns: int, depth: int) -> bool:
     """Whether torch's product of E4M3 with scales of rows does these shapes, and sooner than ours."""
-    if x.shape[0] <= SMALL_ROWS and columns <= SMALL_COLUMNS:
+    if is_small(x.shape[0], columns):
         return False
     return x.device.type == "cuda" and x.dtype == torch.bfloat16 and columns % 16 == 0 and depth % 16 == 0

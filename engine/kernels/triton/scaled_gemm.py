@@ -70,8 +70,8 @@ def _scaled_gemm_kernel(
             counts = tl.dot(a_tile, w_tile, counts, out_dtype=tl.int32)
         elif BLOCKS:
             part = tl.dot(a_tile, w_tile, out_dtype=tl.float32)
-            a_scale = tl.load(a_scales + safe_m * blocks + block)
-            w_scale = tl.load(w_scales + safe_n * blocks + block)
+            a_scale = tl.load(a_scales + safe_m * blocks + block).to(tl.float32)
+            w_scale = tl.load(w_scales + safe_n * blocks + block).to(tl.float32)
             total += part * (a_scale[:, None] * w_scale[None, :])
         else:
             total = tl.dot(a_tile, w_tile, total, out_dtype=tl.float32)
@@ -210,9 +210,8 @@ DESCRIBED = (
 )
 # With multipliers of blocks a part is summed by itself: two sets of sums of larger tiles do not fit the registers.
 IN_BLOCKS = (
-    Choice(ScaledTiles(128, 128, 128, 8, 4), (18.0,)),
-    Choice(ScaledTiles(128, 64, 128, 4, 4), (16.0, 20.0)),
-    Choice(ScaledTiles(64, 64, 128, 4, 4), (11.0, 13.0, 17.0)),
+    Choice(ScaledTiles(64, 128, 128, 4, 4), (19.8, 27.0)),
+    Choice(ScaledTiles(64, 64, 128, 4, 4), (14.0, 17.0, 20.0)),
 )
 SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
 MAX_SPLITS = 4
