@@ -56,3 +56,11 @@ def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
     other = torch.cat((x[1:2], torch.randn(1, 384, device=DEVICE).to(torch.bfloat16) * 50))
     assert torch.equal(fp8_rows(other, packed)[0], whole[1])
     assert torch.equal(fp8_rows(x[1:2], packed)[0], whole[1])
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_a_row_may_begin_anywhere_in_a_wider_one(first: int) -> None:
+    packed = coded(random_weight(None, 3, 64))
+    wide = torch.randn(1, 72, device=DEVICE).to(torch.float16)
+    cut = wide[:, first : first + 64]
+    assert torch.equal(fp8_rows(cut, packed), fp8_rows(cut.clone(), packed))

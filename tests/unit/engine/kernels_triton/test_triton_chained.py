@@ -1,0 +1,76 @@
+"""Chained kernels, by reading their source: every program waits before it touches what a step writes or reads."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import engine.kernels
+
+FOLDER = Path(engine.kernels.__file__).parent / "triton"
+# What a kernel may use before it waits: weights, and numbers that say their shapes.
+BEFORE = {"weight", "bias", "codes", "scales", "zeros", "row_scales", "columns", "depth", "width", "middle"}
+WAIT = "if CHAINED:\n    let_next_start()\n    wait_for_last()"
+
+
+def faults_of(kernel: ast.FunctionDef) -> list[str]:
+    """What a kernel with CHAINED among its parameters does wrong."""
+    waits = [i for i, statement in enumerate(kernel.body) if ast.unparse(statement) == WAIT]
+    if len(waits) != 1:
+        return ["it does not wait once, in every program"]
+    before = [node for statement in kernel.body[: waits[0]] for node in ast.walk(statement)]
+    given = {arg.arg for arg in kernel.args.args if arg.annotation is None}
+    used = {node.id for node in before if isinstance(node, ast.Name)} & given
+    found = [f"it uses {name} before it waits" for name in sorted(used - BEFORE)]
+    calls = [ast.unparse(node.func) for node in before if isinstance(node, ast.Call)]
+    found += [f"it calls {name} before it waits" for name in calls if name == "tl.store" or "atomic" in name]
+    if any(isinstance(node, ast.Return) for node in before):
+        found.append("it may end before it waits")
+    return found
+
+
+def kernels_in(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {f.name: f for f in functions if any(arg.arg == "CHAINED" for arg in f.args.args)}
+
+
+TREES = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.py"))}
+CHAINED = {name: kernel for tree in TREES.values() for name, kernel in kernels_in(tree).items()}
+
+
+def test_there_are_chained_kernels() -> None:
+    assert {"_dots_kernel", "_fp8_rows_kernel", "_gemv_kernel", "_norm_fine_kernel", "_merge_kernel"} <= set(CHAINED)
+
+
+@pytest.mark.parametrize("name", sorted(CHAINED))
+def test_a_chained_kernel_waits_before_it_touches_what_steps_change(name: str) -> None:
+    assert faults_of(CHAINED[name]) == []
+
+
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_kernels_are_launched_so_exactly_if_they_wait(name: str) -> None:
+    for node in ast.walk(TREES[name]):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)):
+            continue
+        launched = ast.unparse(node.func.value)
+        options = [keyword for keyword in node.keywords if keyword.arg is None]
+        waits = launched in CHAINED and ast.unparse(node.args[-1]) != "False"
+        assert bool(options) == waits, launched
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("    tl.load(x)", "it does not wait once, in every program"),
+        ("    if x:\n        wait_for_last()", "it does not wait once, in every program"),
+        ("    tl.load(x)\n    {wait}", "it uses x before it waits"),
+        ("    tl.store(weight, 1)\n    {wait}", "it calls tl.store before it waits"),
+        ("    if width > 2:\n        return\n    {wait}", "it may end before it waits"),
+    ],
+)
+def test_a_kernel_that_does_not_wait_in_time_is_found(body: str, fault: str) -> None:
+    wait = WAIT.replace("\n", "\n    ")
+    source = "def kernel(x, weight, width, CHAINED: tl.constexpr):\n" + body.replace("{wait}", wait)
+    assert faults_of(kernels_in(ast.parse(source))["kernel"]) == [fault]
