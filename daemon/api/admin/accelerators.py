@@ -118,9 +118,10 @@ async def post_drain(
         told += [f"no worker starts on {accelerator_id} until it is undrained, or the daemon restarts"]
         return Consequences(consequences=told, in_flight=sum(view.inflight for view in views))
     reason = f"{accelerator_id} is drained by {caller.name}"
+    before = {"drained": services.supervisor.drained.get(device)}
     asleep = await services.supervisor.drain_device(device, reason)
     after = {"device": device, "workers": asleep}
-    await services.tenants.record(caller.actor, "accelerator.drain", f"accelerator:{accelerator_id}", after)
+    await services.tenants.record(caller.actor, "accelerator.drain", f"accelerator:{accelerator_id}", after, before)
     services.events.publish("hardware", accelerator_id, "in use", "drained", reason)
     return AcceleratorAnswer(item=_item(services, found, device), details=encode(found), as_of=machine.as_of)
 
@@ -133,7 +134,8 @@ async def post_undrain(accelerator_id: str, services: Services, caller: Operator
     before = services.supervisor.drained.get(device)
     woken = await services.supervisor.undrain_device(device)
     after = {"device": device, "workers": woken}
-    await services.tenants.record(caller.actor, "accelerator.undrain", f"accelerator:{accelerator_id}", after)
+    what = f"accelerator:{accelerator_id}"
+    await services.tenants.record(caller.actor, "accelerator.undrain", what, after, {"drained": before})
     if before is not None:
         services.events.publish("hardware", accelerator_id, "drained", "in use", f"by {caller.name}")
     return AcceleratorAnswer(item=_item(services, found, device), details=encode(found), as_of=machine.as_of)

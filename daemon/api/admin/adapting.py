@@ -90,5 +90,5 @@ async def post_rollback(services: Services, caller: Operator, body: RollbackBody
     now = (await asyncio.to_thread(services.controller.view)).plan
     name = plan_before(services.events.recent(limit=1000), now)
     view = await services.controller.activate(name, None, caller.name, asked.reason or f"rolled back from {now}")
-    await services.tenants.record(caller.actor, "plan.rollback", f"plan:{name}", asked.model_dump())
+    await services.tenants.record(caller.actor, "plan.rollback", f"plan:{name}", asked.model_dump(), {"plan": now})
     return strategy_answer(view)

@@ -46,7 +46,9 @@ async def post_pause(
     reason = (body or PauseBody()).reason
     before, admission.paused = admission.paused, reason
     if before != reason:
-        await services.tenants.record(caller.actor, "admission.pause", "admission", {"reason": reason})
+        await services.tenants.record(
+            caller.actor, "admission.pause", "admission", {"paused": reason}, {"paused": before}
+        )
         services.events.publish("admission", "bayard", "open", "paused", reason)
     return _answer(services)
 
@@ -56,7 +58,7 @@ async def post_resume(services: Services, caller: Operator) -> AdmissionAnswer:
     admission = services.tenants.admission
     before, admission.paused = admission.paused, ""
     if before:
-        await services.tenants.record(caller.actor, "admission.resume", "admission", {"reason": before})
+        await services.tenants.record(caller.actor, "admission.resume", "admission", {"paused": ""}, {"paused": before})
         services.events.publish("admission", "bayard", "paused", "open", "resumed")
     return _answer(services)
 

@@ -43,13 +43,13 @@ async def put_alias(alias: str, body: AliasBody, services: Services, caller: Ope
     """Requests for the alias go to this model from now on; those that run go on where they are."""
     before = await asyncio.to_thread(services.aliases.set, alias, body.model)
     if before != body.model:
-        after = {"model": body.model, "before": before}
-        await services.tenants.record(caller.actor, "alias.set", f"alias:{alias}", after)
+        after, earlier = {"model": body.model}, {"model": before}
+        await services.tenants.record(caller.actor, "alias.set", f"alias:{alias}", after, earlier)
     return AliasAnswer(item=AliasItem(alias=alias, model=body.model), before=before)
 
 
 @router.delete("/{alias:path}")
 async def delete_alias(alias: str, services: Services, caller: Operator) -> AliasAnswer:
     before = await asyncio.to_thread(services.aliases.remove, alias)
-    await services.tenants.record(caller.actor, "alias.remove", f"alias:{alias}", {"before": before})
+    await services.tenants.record(caller.actor, "alias.remove", f"alias:{alias}", before={"model": before})
     return AliasAnswer(item=AliasItem(alias=alias, model=before), before=before)

@@ -63,7 +63,7 @@ async def post_rotate(
     services: Services, caller: Admin, body: RotateBody | None = None, dry_run: bool = False
 ) -> CertificatesAnswer | Consequences:
     """A new server certificate, used by new connections at once; those that are open keep theirs."""
-    from daemon.tls.authority import Authority
+    from daemon.tls.authority import Authority, facts_of
 
     asked = body or RotateBody()
     if services.settings.tls.cert_file:
@@ -77,12 +77,17 @@ async def post_rotate(
             told.append("clients need the new ca.crt; it holds the old authority too, until that expires")
         return Consequences(consequences=told)
     own = Authority(services.settings.state_dir / "tls")
+    old = await asyncio.to_thread(facts_of, own.server_cert) if own.server_cert.exists() else None
     facts = await asyncio.to_thread(own.rotate, list(asked.names) or None, authority=asked.authority)
     if services.tls is not None:
         services.tls.look()
     after = {"fingerprint": facts.fingerprint, "until": facts.not_after_at, "authority": asked.authority}
-    await services.tenants.record(caller.actor, "certificate.rotate", "certificate:server", after)
+    await services.tenants.record(caller.actor, "certificate.rotate", "certificate:server", after, _facts(old))
     return await get_certificates(services, caller)
+
+
+def _facts(found: CertificateFacts | None) -> dict[str, object] | None:
+    return None if found is None else {"fingerprint": found.fingerprint, "until": found.not_after_at}
 
 
 def certificate_item(kind: str, facts: CertificateFacts) -> CertificateItem:

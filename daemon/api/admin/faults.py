@@ -142,6 +142,9 @@ def _service(services: AdminServices) -> Iterator[Fault]:
         severity = Severity.FAIL if tls.left_s <= 0 else Severity.WARN
         text = f"the certificate expires in {tls.left_s / 86_400:.0f} days"
         yield Fault("certificate", "server", severity, text, "bayard tls rotate, or replace the site's own")
+    if tls is not None and tls.problem is not None:
+        text = f"the certificate on the disk is not used, and the next start fails: {tls.problem}"
+        yield Fault("certificate", "files", Severity.FAIL, text, "bayard tls rotate --name HOST, or mend the site's own")
     if tenants.usage.problem is not None:
         text = f"usage waits in memory: {tenants.usage.problem}"
         yield Fault(

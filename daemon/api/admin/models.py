@@ -11,6 +11,7 @@ from fastapi import APIRouter
 
 from daemon.api.admin.access import Admin, Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Consequences, Item
+from daemon.api.admin.before import model_facts
 from daemon.api.admin.operations import OperationAnswer, operation_item
 from daemon.api.admin.services import AdminServices
 from daemon.models.copying import Cancelled, Report
@@ -125,10 +126,11 @@ async def delete_model(
     """Refused while a plan or a worker uses it. unload: take it out of the automatic plans and drain it first."""
     if dry_run:
         return await asyncio.to_thread(_deletion, services, name)
+    before = await model_facts(services, name)
     if unload:
         await services.controller.unload(name, await asyncio.to_thread(services.desk.withdraw, name))
     await asyncio.to_thread(services.models.delete, name)
-    await services.tenants.record(caller.actor, "model.delete", f"model:{name}", {"unload": unload})
+    await services.tenants.record(caller.actor, "model.delete", f"model:{name}", {"unload": unload}, before)
     return DeletedAnswer(deleted=name)
 
 

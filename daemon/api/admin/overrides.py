@@ -12,6 +12,7 @@ from pydantic import Field
 
 from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Consequences, Item
+from daemon.api.admin.before import in_force
 from daemon.api.admin.plans import LONGEST_S, StrategyAnswer, strategy_answer
 from daemon.api.admin.schedule import RuleBody, SpanItem, span_item
 from daemon.api.admin.services import AdminServices
@@ -96,8 +97,9 @@ async def post_override(
         plan = await asyncio.to_thread(services.plans.get, body.plan)
         until = "until it is released" if body.for_s is None else f"for {body.for_s:g} s"
         return Consequences(consequences=[f"plan {view.plan} -> {plan.name}, {until}, whatever the rules say"])
+    before = await in_force(services)
     found = await asyncio.to_thread(services.rules.set_override, body.plan, body.for_s, body.reason, caller.name)
-    await services.tenants.record(caller.actor, "schedule.override", f"plan:{body.plan}", body.model_dump())
+    await services.tenants.record(caller.actor, "schedule.override", f"plan:{body.plan}", body.model_dump(), before)
     await services.controller.reconcile(f"override by {caller.name}")
     return OverrideAnswer(item=_item(found))
 
@@ -107,8 +109,9 @@ async def delete_override(override_id: str, services: Services, caller: Operator
     """As release."""
     if override_id != "current":
         raise NotFound(f"there is no override {override_id!r}.", "There is one at most, named current.")
+    before = await in_force(services)
     view = await services.controller.release(caller.name)
-    await services.tenants.record(caller.actor, "schedule.release", "schedule")
+    await services.tenants.record(caller.actor, "schedule.release", "schedule", {"plan": view.plan}, before)
     return strategy_answer(view)
 
 
@@ -126,9 +129,10 @@ async def post_hold(
             f"the change to {view.next_plan} at {view.until_at} does not come" if view.until_at else "no change is near"
         )
         return Consequences(consequences=[f"plan {view.plan} stays", coming])
+    before = await in_force(services)
     reason = f"held{': ' if asked.reason else ''}{asked.reason}"
     await asyncio.to_thread(services.rules.set_override, view.plan, asked.for_s, reason, caller.name)
-    await services.tenants.record(caller.actor, "schedule.hold", f"plan:{view.plan}", asked.model_dump())
+    await services.tenants.record(caller.actor, "schedule.hold", f"plan:{view.plan}", asked.model_dump(), before)
     await services.controller.reconcile(f"held by {caller.name}")
     return strategy_answer(await asyncio.to_thread(services.controller.view))
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Item
+from daemon.api.admin.before import plan_facts
 from daemon.api.admin.operations import OperationAnswer, operation_item
 from daemon.api.admin.plans import PlanAnswer, plan_item
 from daemon.models.copying import Cancelled, Report
@@ -127,8 +128,9 @@ async def put_plan(name: str, body: SaveBody, services: Services, caller: Operat
         )
         return PlanAnswer(item=plan_item(saved, services.controller.view().plan))
 
+    before = await plan_facts(services, name)
     answer = await asyncio.to_thread(save)
-    await services.tenants.record(caller.actor, "plan.save", f"plan:{name}", body.model_dump(mode="json"))
+    await services.tenants.record(caller.actor, "plan.save", f"plan:{name}", body.model_dump(mode="json"), before)
     await services.controller.reconcile(f"plan {name} saved by {caller.name}")
     return answer
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from daemon.api.admin.access import Admin, Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Consequences, Item
+from daemon.api.admin.before import in_force, plan_facts
 from daemon.api.admin.services import AdminServices
 from daemon.planning.answer_json import profile_item
 from daemon.strategy.plans import SavedPlan
@@ -118,16 +119,18 @@ async def post_activate(
     if dry_run:
         return await asyncio.to_thread(_activation, services, name)
     asked = body or ActivateBody()
+    before = await in_force(services)
     view = await services.controller.activate(name, asked.for_s, caller.name, asked.reason)
-    await services.tenants.record(caller.actor, "plan.activate", f"plan:{name}", asked.model_dump())
+    await services.tenants.record(caller.actor, "plan.activate", f"plan:{name}", asked.model_dump(), before)
     return strategy_answer(view)
 
 
 @router.delete("/plans/{name}")
 async def delete_plan(name: str, services: Services, caller: Admin) -> DeletedPlanAnswer:
     """Refused while a rule, an override or the default names it."""
+    before = await plan_facts(services, name)
     await asyncio.to_thread(services.plans.delete, name)
-    await services.tenants.record(caller.actor, "plan.delete", f"plan:{name}")
+    await services.tenants.record(caller.actor, "plan.delete", f"plan:{name}", before=before)
     return DeletedPlanAnswer(deleted=name)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 
 from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Item
+from daemon.api.admin.before import in_force, rule_facts
 from daemon.api.admin.plans import StrategyAnswer, strategy_answer
 from daemon.store.base import utc_now
 from daemon.strategy.schedule import Decision, Rule
@@ -105,17 +106,18 @@ async def get_rule(name: str, services: Services, caller: Viewer) -> RuleAnswer:
 @router.patch("/rules/{name}")
 async def patch_rule(name: str, body: RuleChange, services: Services, caller: Operator) -> RuleAnswer:
     """Switch a rule on or off, or give it another start, length, plan or zone."""
-    asked = body.model_dump(exclude_none=True)
+    asked, before = body.model_dump(exclude_none=True), await rule_facts(services, name)
     rule = await asyncio.to_thread(lambda: services.rules.change(name, **asked))
-    await services.tenants.record(caller.actor, "schedule.change", f"rule:{name}", asked)
+    await services.tenants.record(caller.actor, "schedule.change", f"rule:{name}", asked, before)
     await services.controller.reconcile(f"rule {name} changed by {caller.name}")
     return RuleAnswer(item=_item(rule))
 
 
 @router.delete("/rules/{name}")
 async def delete_rule(name: str, services: Services, caller: Operator) -> RemovedAnswer:
+    before = await rule_facts(services, name)
     await asyncio.to_thread(services.rules.remove, name)
-    await services.tenants.record(caller.actor, "schedule.remove", f"rule:{name}")
+    await services.tenants.record(caller.actor, "schedule.remove", f"rule:{name}", before=before)
     await services.controller.reconcile(f"rule {name} removed by {caller.name}")
     return RemovedAnswer(deleted=name)
 
@@ -123,8 +125,9 @@ async def delete_rule(name: str, services: Services, caller: Operator) -> Remove
 @router.post("/release")
 async def post_release(services: Services, caller: Operator) -> StrategyAnswer:
     """End an operator's override and follow the rules again."""
+    before = await in_force(services)
     view = await services.controller.release(caller.name)
-    await services.tenants.record(caller.actor, "schedule.release", "schedule")
+    await services.tenants.record(caller.actor, "schedule.release", "schedule", {"plan": view.plan}, before)
     return strategy_answer(view)
 
 

@@ -177,10 +177,10 @@ async def _done(
     """Act, write it into the audit, show the worker as it is now."""
     before = services.supervisor.view(worker_id)
     await act(f"{action} asked by {caller.name}")
-    await services.tenants.record(
-        caller.actor, f"worker.{action}", f"worker:{worker_id}", {"state_before": before.state.value}
-    )
-    return WorkerAnswer(item=worker_item(services.supervisor.view(worker_id), None))
+    after = services.supervisor.view(worker_id)
+    states = ({"state": view.state.value, "pid": view.pid} for view in (after, before))
+    await services.tenants.record(caller.actor, f"worker.{action}", f"worker:{worker_id}", *states)
+    return WorkerAnswer(item=worker_item(after, None))
 
 
 def consequences_of(services: AdminServices, worker_id: str, then: str) -> Consequences:

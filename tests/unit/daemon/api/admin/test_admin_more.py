@@ -171,6 +171,8 @@ async def test_schedule_is_overridden_held_previewed_and_changed(admin: httpx.As
     assert "at the same time" in (await admin.post("schedule/preview", json={"rule": clash})).json()["problem"]
     changed = (await admin.patch("schedule/rules/office", json={"duration_s": 7_200, "enabled": False})).json()["item"]
     assert (changed["duration_s"], changed["enabled"], changed["cron"]) == (7_200, False, "0 8 * * *")
+    entry = await newest_audit(parts)
+    assert (entry.before["duration_s"], entry.after["duration_s"]) == (36_000, 7_200)
     assert (await admin.patch("schedule/rules/office", json={"duration_s": 5})).status_code == 400
     assert (await admin.get("schedule/rules/office")).json()["item"] == changed
     assert (await admin.post("schedule/hold?dry_run=true")).json()["consequences"][0] == "plan night stays"
@@ -180,7 +182,10 @@ async def test_schedule_is_overridden_held_previewed_and_changed(admin: httpx.As
     assert (item["reason"], item["ends_at"]) == ("held: inventory", None)
     made = await admin.post("schedule/overrides", json={"plan": "day", "for_s": 600})
     assert made.json()["item"]["ends_at"] is not None
+    assert (await newest_audit(parts)).before["override"] == "night"
     assert (await admin.delete("schedule/overrides/current")).json()["plan"] == "night"
+    entry = await newest_audit(parts)
+    assert (entry.before["plan"], entry.after["plan"]) == ("day", "night")
     assert (await admin.get("schedule/overrides/current")).status_code == 404
 
 
