@@ -116,10 +116,8 @@ def in_state(state: str) -> Step:
 
 STEPS: dict[str, dict[str, Step]] = {
     "beside": {
-        "asked for": lambda daemon: True,
         "new one loads": lambda daemon: len(workers(daemon)) == 2,
         "old one drains": in_state("draining"),
-        "done": lambda daemon: context_of(daemon) == [LONG] and not in_state("draining")(daemon),
     },
     "sleep-first": {
         "old one drains": in_state("draining"),
