@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+import psutil
+
 from daemon.api.admin.services import AdminServices
 from daemon.api.admin.workers import worker_item
+from daemon.api.connections import open_files_limit
 from daemon.machine_watch import id_of
 from daemon.store.base import utc_now
 from daemon.tenants.quota import Period
@@ -19,6 +22,7 @@ from hwdetect.machine import Machine
 
 CERTIFICATE_WARNING_S = 14 * 86_400.0
 QUOTA_WARNING_SHARE = 0.9
+FILES_WARNING_SHARE = 0.9
 DISK_WARNING_SHARE, DISK_FAIL_SHARE = 0.1, 0.03  # free
 _BROKEN = {WorkerState.LATCHED: "fail", WorkerState.LOST: "fail", WorkerState.BACKOFF: "warn"}
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -31,7 +35,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """kind: worker, accelerator, model, plan, tenant, certificate, usage, events, admission, disk."""
+    """kind: worker, accelerator, model, plan, tenant, certificate, usage, events, files, admission, disk."""
 
     kind: str
     subject: str
@@ -144,7 +148,9 @@ def _service(services: AdminServices) -> Iterator[Fault]:
         yield Fault("certificate", "server", severity, text, "bayard tls rotate, or replace the site's own")
     if tls is not None and tls.problem is not None:
         text = f"the certificate on the disk is not used, and the next start fails: {tls.problem}"
-        yield Fault("certificate", "files", Severity.FAIL, text, "bayard tls rotate --name HOST, or mend the site's own")
+        yield Fault(
+            "certificate", "files", Severity.FAIL, text, "bayard tls rotate --name HOST, or mend the site's own"
+        )
     if tenants.usage.problem is not None:
         text = f"usage waits in memory: {tenants.usage.problem}"
         yield Fault(
@@ -157,6 +163,12 @@ def _service(services: AdminServices) -> Iterator[Fault]:
         text = f"{services.events.unwritten} events wait in memory: the database cannot be written"
         yield Fault(
             "events", "log", Severity.WARN, text, "make room on the state's disk; they are written by themselves then"
+        )
+    opened, most = psutil.Process().num_fds(), open_files_limit()
+    if opened > FILES_WARNING_SHARE * most:
+        text = f"{opened:,} of {most:,} files are open; no connection is taken once all are"
+        yield Fault(
+            "files", "open", Severity.WARN, text, "lower http.max_connections, or raise LimitNOFILE of the unit"
         )
     if tenants.admission.paused:
         text = f"admission is paused: {tenants.admission.paused}"

@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
+from daemon.api.admin import faults
 from daemon.app import Appliance
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
@@ -83,7 +85,7 @@ async def test_attention_lists_faults_with_their_fix_until_they_are_gone(
 ) -> None:
     assert (await admin.get("attention")).json()["items"] == []
     parts.supervisor.shown = [worker_view(WorkerState.LATCHED, reason="3 fast exits in a row")]
-    parts.tls = SimpleNamespace(left_s=86_400.0)
+    parts.tls = SimpleNamespace(left_s=86_400.0, problem=None)
     await services.tenants.create_tenant(TESTER, "a/b".replace("/", " "), TenantLimits(tokens_per_day=100))
     tenant = await services.tenants.tenant("a b")
     services.tenants.admission.quotas_of(tenant.id).day.window(services.tenants.admission.now()).used = 95
@@ -104,6 +106,15 @@ async def test_attention_lists_faults_with_their_fix_until_they_are_gone(
     again = (await admin.get("attention")).json()["items"][0]
     assert again["acknowledged_by"] is None, "what comes again is a new fault"
     assert (await admin.post("attention/worker.x/ack")).status_code == 404
+
+
+async def test_files_that_run_out_are_told_before_they_do(
+    admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "open_files_limit", lambda: psutil.Process().num_fds())
+    (item,) = (await admin.get("attention")).json()["items"]
+    assert item["id"] == "files.open"
+    assert "LimitNOFILE" in item["fix"]
 
 
 async def test_accelerator_shows_details_history_and_is_drained(admin: httpx.AsyncClient, parts: AdminParts) -> None:
