@@ -60,6 +60,13 @@ class Authority:
     def there(self) -> bool:
         return self.ca_key.exists()
 
+    def server_facts(self) -> CertificateFacts | None:
+        """Of the server's certificate; None where none is there that can be read."""
+        try:
+            return facts_of(self.server_cert)
+        except ConfigError:
+            return None
+
     def init(self, names: list[str]) -> CertificateFacts:
         """Make the authority and the first certificate. Raises: Conflict if there is one, ConfigError"""
         if self.there:
@@ -77,13 +84,22 @@ class Authority:
         """
         if not self.there:
             raise ConfigError(f"there is no authority in {self.folder}.", "Make one: `bayard tls init`.")
-        chosen = names or list(facts_of(self.server_cert).names)
+        chosen = names or self._known_names()
         if authority:
             old_key, known = _read_key(self.ca_key), _certificates(self.ca_cert)
             still = [cert for cert in known if cert.not_valid_after_utc > utc_now()]
             self._make_ca(keep=b"".join(_pem(cert) for cert in still))
             self._cross(known[0], old_key)
         return self._issue(chosen)
+
+    def _known_names(self) -> list[str]:
+        known = self.server_facts()
+        if known is None:
+            raise ConfigError(
+                f"the certificate {self.server_cert} cannot be read, so its names are not known.",
+                "Give them: `bayard tls rotate --name HOST`.",
+            )
+        return list(known.names)
 
     def _make_ca(self, keep: bytes) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -203,7 +219,7 @@ def _certificates(path: Path) -> list[x509.Certificate]:
     except OSError as error:
         raise ConfigError(f"the certificate {path} cannot be read: {error.strerror or error}.", "Check it.") from error
     except ValueError as error:
-        raise ConfigError(f"{path} holds no certificate: {error}.", "It has to be PEM.") from error
+        raise ConfigError(f"{path} holds no certificate that can be read.", "It has to be PEM.") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:

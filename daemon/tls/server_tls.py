@@ -44,6 +44,7 @@ class ServerTls:
             self.context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
         self._loaded: tuple[int, ...] = ()
         self.generation = 0
+        self.problem: str | None = None  # why what lies on the disk now is not used
         self.load()
 
     def load(self) -> None:
@@ -51,13 +52,19 @@ class ServerTls:
         stamp = self._stamp()
         try:
             self.context.load_cert_chain(self.cert_file, self.key_file)
-            if self._settings.client_ca_file:
-                self.context.load_verify_locations(self._settings.client_ca_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"the certificate {self.cert_file} with the key {self.key_file} cannot be used: {error}.",
                 "The key has to belong to the certificate, both as PEM.",
             ) from error
+        if self._settings.client_ca_file:
+            try:
+                self.context.load_verify_locations(self._settings.client_ca_file)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(
+                    f"tls.client_ca_file, {self._settings.client_ca_file}, cannot be used: {error}.",
+                    "It has to hold the certificate of the authority that signs clients' certificates, as PEM.",
+                ) from error
         self._loaded = stamp
         self._until_at = self.facts().not_after_at
         self.generation += 1
@@ -72,8 +79,9 @@ class ServerTls:
         except ConfigError as error:
             if self._loaded:
                 log.error("certificate_not_loaded", error=str(error))
-            self._loaded = ()
+            self._loaded, self.problem = (), error.message
             return False
+        self.problem = None
         log.info("certificate_loaded", path=str(self.cert_file), until=self.facts().not_after_at.isoformat())
         return True
 

@@ -63,7 +63,7 @@ async def post_rotate(
     services: Services, caller: Admin, body: RotateBody | None = None, dry_run: bool = False
 ) -> CertificatesAnswer | Consequences:
     """A new server certificate, used by new connections at once; those that are open keep theirs."""
-    from daemon.tls.authority import Authority, facts_of
+    from daemon.tls.authority import Authority
 
     asked = body or RotateBody()
     if services.settings.tls.cert_file:
@@ -77,7 +77,7 @@ async def post_rotate(
             told.append("clients need the new ca.crt; it holds the old authority too, until that expires")
         return Consequences(consequences=told)
     own = Authority(services.settings.state_dir / "tls")
-    old = await asyncio.to_thread(facts_of, own.server_cert) if own.server_cert.exists() else None
+    old = await asyncio.to_thread(own.server_facts)
     facts = await asyncio.to_thread(own.rotate, list(asked.names) or None, authority=asked.authority)
     if services.tls is not None:
         services.tls.look()

@@ -110,11 +110,22 @@ async def test_broken_new_certificate_leaves_the_old_in_use(own: Authority, tmp_
     async with served(tls) as url:
         own.server_cert.write_text("nonsense")
         assert tls.look() is False
+        assert tls.problem is not None
         own.server_cert.unlink()
         assert tls.look() is False
         own.server_cert.write_bytes(whole)
         assert tls.look() is True
+        assert tls.problem is None
         assert await get(url, own.ca_cert) == "https"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_certificate_that_is_lost_or_broken_is_made_anew_for_given_names(own: Authority, lost: bool) -> None:
+    own.server_cert.unlink() if lost else own.server_cert.write_text("nonsense")
+    with pytest.raises(ConfigError, match="names are not known"):
+        own.rotate()
+    assert own.rotate(["box.site"]).names == ("box.site",)
+    assert own.rotate().names == ("box.site",)
 
 
 async def test_clients_certificates_are_required_where_the_setting_says_so(own: Authority, tmp_path: Path) -> None:
@@ -126,6 +137,9 @@ async def test_clients_certificates_are_required_where_the_setting_says_so(own: 
             await get(url, own.ca_cert)
     with pytest.raises(ConfigError, match="client_ca_file is empty"):
         ServerTls(TlsSettings(enabled=True, client_certificates="asked"), tmp_path)
+    broken = TlsSettings(enabled=True, client_certificates="asked", client_ca_file=str(client.ca_key))
+    with pytest.raises(ConfigError, match=r"client_ca_file, .*ca\.key, cannot be used"):
+        ServerTls(broken, tmp_path)
 
 
 def test_what_is_missing_or_does_not_fit_is_a_matter_of_configuration(own: Authority, tmp_path: Path) -> None:

@@ -156,7 +156,11 @@ async def test_machine_is_looked_at_again_and_checked(admin: httpx.AsyncClient, 
 
 
 async def test_certificate_that_ends_soon_is_told(admin: httpx.AsyncClient, parts: AdminParts) -> None:
-    parts.tls = SimpleNamespace(left_s=3 * 86_400.0)
+    parts.tls = SimpleNamespace(left_s=3 * 86_400.0, problem=None)
     answer = (await admin.get("status")).json()
     assert answer["state"] == "degraded"
     assert answer["reasons"] == ["the certificate expires in 3 days: `bayard tls rotate`, or replace the site's own"]
+    parts.tls = SimpleNamespace(left_s=300 * 86_400.0, problem="x.crt cannot be used.")
+    (told,) = (await admin.get("attention")).json()["items"]
+    assert (told["kind"], told["severity"]) == ("certificate", "fail")
+    assert "x.crt cannot be used" in told["text"]
