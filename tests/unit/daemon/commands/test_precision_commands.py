@@ -24,15 +24,28 @@ def test_quantize_writes_a_folder_that_imports_and_is_planned(
 ) -> None:
     state = ("--state-dir", str(settings.state_dir))
     plain, out = llama(tmp_path / "plain"), tmp_path / "small"
-    argv = ["quantize", str(plain), "--to", "int4", "--calibrate", "none", "--out", str(out), "--json", *state]
+    argv = [
+        "quantize",
+        str(plain),
+        "--to",
+        "int4",
+        "--calibrate",
+        "none",
+        "--group",
+        "64",
+        "--out",
+        str(out),
+        "--json",
+        *state,
+    ]
     assert run(argv) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["path"] == str(out)
     assert "quantising" in told.err
     spec = read_spec(out)
-    assert spec.source_dtype == "compressed-tensors int4 g128"
+    assert spec.source_dtype == "compressed-tensors int4 g64"
     assert run(["plan", str(out), "--json", *state]) == 0
-    assert json.loads(capsys.readouterr().out)["chosen"]["weight_format"] == "compressed-tensors int4 g128"
+    assert json.loads(capsys.readouterr().out)["chosen"]["weight_format"] == "compressed-tensors int4 g64"
     assert run(argv) == 1
     assert "is there already" in capsys.readouterr().err
 
