@@ -44,6 +44,12 @@ class WholeStep(Protocol):
     ) -> DecodeBuffers: ...
 
 
+def is_plain_decode(chunk: ScheduledChunk) -> bool:
+    """Whether a chunk is one token of which logits, and no more, are wanted."""
+    request = chunk.request
+    return chunk.num_tokens == 1 and chunk.samples and not request.embeds and not request.adapter
+
+
 class DirectDecode:
     """Owner: the runner."""
 

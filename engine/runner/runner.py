@@ -22,7 +22,7 @@ from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
 from engine.layers.pooling import unit
 from engine.runner.constrain import constrain, is_constrained
-from engine.runner.direct import DirectDecode, WholeStep
+from engine.runner.direct import DirectDecode, WholeStep, is_plain_decode
 from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
@@ -93,7 +93,9 @@ class ModelRunner:
         self._pool = torch.zeros(FIRST_POOL, dtype=torch.int32, device=device.torch_device)
         query = OpQuery(device.torch_device.type, "float32", capabilities=device.capabilities.names())
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
-        self._choose: Callable[..., torch.Tensor] = registry.select("choose_tokens", query).run
+        chooses = registry.select("choose_tokens", query)
+        self._choose: Callable[..., torch.Tensor] = chooses.run
+        self._choose_one = chooses.run if chooses.name == "cpu" else None  # in place of torch's own ops, row by row
         self._counts = TokenCounts(device, vocab_size)
         recorded = getattr(model, "recorded", None)
         self._direct: DirectDecode | None = None
@@ -133,7 +135,7 @@ class ModelRunner:
 
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
-        if self._direct is not None and all(_is_plain_decode(chunk) for chunk in chunks):
+        if self._direct is not None and all(is_plain_decode(chunk) for chunk in chunks):
             found = self._direct.run(chunks)
             if found is not None:
                 return self._chosen(chunks, *found)
@@ -146,7 +148,12 @@ class ModelRunner:
             results = [Sampled(token if token >= 0 else None) for token in largest]
         else:
             with torch.inference_mode():
-                results = sample(logits, requests, pick_greedy=lambda _: torch.tensor(largest, dtype=torch.int32))
+                results = sample(
+                    logits,
+                    requests,
+                    pick_greedy=lambda _: torch.tensor(largest, dtype=torch.int32),
+                    choose=self._choose_one,
+                )
         found = _by_id(requests, results)
         return LaunchedStep(chunks, True, lambda: found)
 
@@ -220,7 +227,7 @@ class ModelRunner:
         requests, drafts = [chunk.request for chunk in sampling], [chunk.draft for chunk in sampling]
         if self.device.capabilities.graphs and all(can_draw(request) for request in requests):
             return self._checked_there(logits, requests, drafts)
-        return sample(logits, requests, drafts, pick_greedy=self._pick_greedy)
+        return sample(logits, requests, drafts, pick_greedy=self._pick_greedy, choose=self._choose_one)
 
     def _checked_there(
         self, logits: torch.Tensor, requests: list[Request], drafts: list[tuple[int, ...]]
@@ -335,11 +342,6 @@ class ModelRunner:
             max_context_tokens=int(arrays.context_lens.max()),
         )
         return batch, index(arrays.slots)
-
-
-def _is_plain_decode(chunk: ScheduledChunk) -> bool:
-    request = chunk.request
-    return chunk.num_tokens == 1 and chunk.samples and not request.embeds and not request.adapter
 
 
 def _by_id(samplers: list[Request], results: list[Sampled]) -> dict[str, Sampled]:

@@ -20,6 +20,7 @@ from engine.scheduler.request import Request
 
 NUCLEUS_CANDIDATES = 256  # sorted first; the whole row is sorted only if the nucleus is larger
 _MASK = (1 << 64) - 1
+Choose = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,12 @@ def sample(
     drafts: Sequence[Sequence[int]] = (),
     *,
     pick_greedy: Callable[[torch.Tensor], torch.Tensor] = reference.pick_greedy,
+    choose: Choose | None = None,
 ) -> list[Sampled]:
     """What each request's rows say: its next token and, as far as guesses were right, those after it.
 
     drafts are the guesses after each request's newest token, none if empty; a request has one row more than guesses.
+    choose: the device's own choose_tokens, where that draws from a row at a time sooner than plain torch
     Shapes: logits [R, vocab] float32, row after row in the order of requests. Mutates: logits, each request's scratch
     """
     drafts = drafts or [()] * len(requests)
@@ -54,12 +57,12 @@ def sample(
     out = []
     at = 0
     for request, draft in zip(requests, drafts, strict=True):
-        first = _one(logits, at, request, 0, best[at], raw.get(at))
+        first = _one(logits, at, request, 0, best[at], raw.get(at), choose)
         token, followed = first.token_id, []
         for ahead, guess in enumerate(draft, start=1):
             if token != guess:
                 break
-            token = _one(logits, at + ahead, request, ahead, best[at + ahead], None).token_id
+            token = _one(logits, at + ahead, request, ahead, best[at + ahead], None, choose).token_id
             if token is None:
                 break
             followed.append(token)
@@ -69,11 +72,17 @@ def sample(
 
 
 def _one(
-    logits: torch.Tensor, row: int, request: Request, ahead: int, greedy: int, raw: torch.Tensor | None
+    logits: torch.Tensor,
+    row: int,
+    request: Request,
+    ahead: int,
+    greedy: int,
+    raw: torch.Tensor | None,
+    choose: Choose | None,
 ) -> Sampled:
     if greedy < 0:
         return Sampled(None)
-    return Sampled(greedy) if request.is_plain_greedy else _sample_row(logits[row], request, ahead, raw)
+    return Sampled(greedy) if request.is_plain_greedy else _sample_row(logits[row], request, ahead, raw, choose)
 
 
 def _unmasked(
@@ -97,7 +106,9 @@ def uniform(seed: int, counter: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def _sample_row(row: torch.Tensor, request: Request, ahead: int, raw: torch.Tensor | None) -> Sampled:
+def _sample_row(
+    row: torch.Tensor, request: Request, ahead: int, raw: torch.Tensor | None, choose: Choose | None
+) -> Sampled:
     """ahead: guessed tokens before this row's. raw: the row as the model gave it; None: row itself."""
     p = request.sampling
     if raw is None:
@@ -110,7 +121,10 @@ def _sample_row(row: torch.Tensor, request: Request, ahead: int, raw: torch.Tens
     if request.has_penalties:
         _penalise(row, request)
     number = uniform(request.seed, len(request.token_ids) + ahead)
-    token = int(row.argmax()) if p.temperature == 0.0 else _draw(row, p, number)
+    if p.temperature == 0.0:
+        token = int(row.argmax())
+    else:
+        token = _draw(row, p, number) if choose is None else _chosen(row, p, number, choose)
     return Sampled(token, _logprob(raw, token, p.top_logprobs) if p.top_logprobs is not None else None)
 
 
@@ -155,6 +169,13 @@ def _draw(row: torch.Tensor, p: SamplingParams, u: float) -> int:
     cumulative = probs.double().cumsum(dim=-1)
     target = torch.tensor(u, dtype=torch.float64, device=row.device) * cumulative[-1]
     return min(int(torch.searchsorted(cumulative, target, right=True)), probs.shape[0] - 1)
+
+
+def _chosen(row: torch.Tensor, p: SamplingParams, u: float, choose: Choose) -> int:
+    """The same by a kernel; penalties are in the row already."""
+    settings = torch.tensor([[p.temperature, p.top_p, p.min_p, p.top_k, u, 1.0, 0.0, 0.0]])
+    first, none = torch.zeros(1, dtype=torch.int32), torch.full((1,), -1, dtype=torch.int32)
+    return int(choose(row.unsqueeze(0), first, settings, torch.empty(0, row.shape[0], dtype=torch.int32), none))
 
 
 def _nucleus_border(probs: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 KINDS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
     *("I8_ROW", "I4_G128", "I4Z_G128"),
@@ -160,6 +160,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_rope": (_I, (_P, _L, _L, _L, _L, _P, _P, _L, _L)),
     "bayard_kv_write": (_I, (_P, _L, _P, _L, _L, _L, _L, POINTER(Kv), _P, _P)),
     "bayard_attention": (_I, (POINTER(Attention), _P, _L, POINTER(Kv), _P, _L, _L, _P, _P, _L, _L, _P, _L)),
+    "bayard_choose": (_I, (_P, _L, _L, _L, _P, _P, _P, _L, _P, _L, _P)),
     "bayard_argmax": (_I, (_P, _L, _L, _L, _I, _P)),
     "bayard_program_create": (_I, (_P, _L, POINTER(Op), _L, POINTER(_P))),
     "bayard_program_free": (None, (_P,)),

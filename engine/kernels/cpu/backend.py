@@ -93,6 +93,7 @@ def implementations() -> Iterable[Implementation]:
     yield plain("silu_mul", _common, ops.silu_mul)
     yield plain("gelu_mul", _common, ops.gelu_mul)
     yield plain("pick_greedy", _common, ops.pick_greedy)
+    yield plain("choose_tokens", _common, ops.choose_tokens)
     yield Implementation("experts", "cpu", PRIORITY, _experts, experts_exact, pack_experts, detail)
     int8 = f"{detail}, int8"
     yield Implementation("experts", "cpu-int8", PRIORITY + 1, _integer_experts, experts_int8, pack_experts, int8)

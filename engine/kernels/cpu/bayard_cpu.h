@@ -32,7 +32,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 5
+#define BAYARD_ABI_VERSION 6
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);
@@ -151,6 +151,14 @@ BAYARD_API int bayard_attention(const BayardAttention* op, const float* q, int64
 
 // The first place of each row's largest number; -1 where a number is NaN, or if `finite`, infinite.
 BAYARD_API int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int finite, int64_t* out);
+
+// Tokens drawn from rows of logits [any, k]: out [count] of rows [count]; settings [count, 8] are temperature (0: the
+// first largest), top_p, min_p, top_k, a uniform number in [0, 1), and the repetition, presence and frequency penalties,
+// which hold for rows whose count_rows [count] is not -1: counts [tables, k] is twice a token's number of outputs, plus
+// one if it is in the prompt.
+BAYARD_API int bayard_choose(const float* logits, int64_t stride, int64_t num_rows, int64_t k, const int32_t* rows,
+                             const float* settings, const int32_t* counts, int64_t tables, const int32_t* count_rows,
+                             int64_t count, int32_t* out);
 
 // ---- Programs: the ops of a whole step, recorded once and run in one call.
 

@@ -265,6 +265,19 @@ int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t k, int fini
   return run(m * k, 0, [&](Team& team) { run_argmax(team, rows(x, stride, m), k, finite != 0, out); });
 }
 
+int bayard_choose(const float* logits, int64_t stride, int64_t num_rows, int64_t k, const int32_t* rows_wanted,
+                  const float* settings, const int32_t* counts, int64_t tables, const int32_t* count_rows, int64_t count,
+                  int32_t* out) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (k < 1) return BAYARD_BAD_SHAPE;
+  for (int64_t i = 0; i < count; i++)
+    if (rows_wanted[i] < 0 || rows_wanted[i] >= num_rows || count_rows[i] < -1 || count_rows[i] >= tables)
+      return BAYARD_BAD_INDEX;
+  return run(8 * count * k, 0, [&](Team& team) {
+    run_choose(team, rows(logits, stride, num_rows), k, rows_wanted, settings, counts, count_rows, count, out);
+  });
+}
+
 int bayard_program_create(const int64_t* slot_widths, int64_t slots, const BayardOp* ops, int64_t num_ops,
                           BayardProgram** out) {
   try {

@@ -111,6 +111,7 @@ struct KernelTable {
   void (*store_row)(const float* x, int64_t k, int type, void* out);
   void (*store_scaled)(const float* x, int64_t k, int8_t* q, float* scale);  // int8 of the row's largest
   int64_t (*argmax_row)(const float* x, int64_t k, bool finite);
+  void (*exp_row)(const float* x, int64_t k, float top, float divisor, float* out);  // e^((x - top) / divisor); may be x
   int64_t (*attention_scratch_floats)(int rows, int group, int head_dim);
   void (*attention_split)(const AttentionArgs*, const AttentionTask*, float* scratch, AttentionState*);
   void (*attention_merge)(float* m, float* l, float* o, const float* m2, const float* l2, const float* o2, int dim);

@@ -36,6 +36,10 @@ int64_t attention_shared_bytes(const BayardAttention& op, const AttentionStep& s
 void run_attention(Team& team, const BayardAttention& op, Rows q, const BayardKv& kv, const AttentionStep& step,
                    Rows out, uint8_t* shared);
 
+// A token for each of `count` rows of logits, by its settings; counts [any, k] of the rows that have count_rows.
+void run_choose(Team& team, const Rows& logits, int64_t k, const int32_t* rows, const float* settings,
+                const int32_t* counts, const int32_t* count_rows, int64_t count, int32_t* out);
+
 // A step's rows in the order of their experts: row p is token tokens[p], expert e has rows [starts[e], starts[e + 1]),
 // and (token, choice) has row places[token * choices + choice].
 struct ExpertOrder {

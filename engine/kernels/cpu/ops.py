@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kernels.cpu import abi
 from engine.kernels.cpu.library import check, load
 from engine.kernels.cpu.weights import PackedWeight, RowTable, linear_struct
+from engine.kernels.reference_sampling import NUM_SETTINGS
 from engine.kernels.scaled_cache import SCALE_BYTES, is_scaled
 
 _KV_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: abi.KINDS.index("I8_ROW")}
@@ -275,6 +276,31 @@ def pick_greedy(logits: Tensor) -> Tensor:
     Shapes: logits [R, V] -> [R] int32
     """
     return _largest(logits, finite=True).to(torch.int32)
+
+
+def choose_tokens(logits: Tensor, rows: Tensor, settings: Tensor, counts: Tensor, count_rows: Tensor) -> Tensor:
+    """reference_sampling.choose_tokens; logits stay as they are."""
+    values, wanted = _matrix(logits), rows.to(torch.int32).contiguous()
+    asked, tables = settings.to(torch.float32).contiguous(), counts.to(torch.int32).contiguous()
+    own = count_rows.to(torch.int32).contiguous()
+    assert asked.shape == (len(wanted), NUM_SETTINGS), asked.shape
+    assert tables.shape[1] == values.shape[1], (tables.shape, values.shape)
+    out = torch.empty(len(wanted), dtype=torch.int32)
+    code = load().bayard_choose(
+        values.data_ptr(),
+        values.stride(0),
+        values.shape[0],
+        values.shape[1],
+        wanted.data_ptr(),
+        asked.data_ptr(),
+        tables.data_ptr(),
+        tables.shape[0],
+        own.data_ptr(),
+        len(wanted),
+        out.data_ptr(),
+    )
+    check(code, f"choosing {len(wanted)} tokens")
+    return out
 
 
 def _largest(logits: Tensor, finite: bool) -> Tensor:

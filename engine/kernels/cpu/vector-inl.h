@@ -224,6 +224,17 @@ int64_t argmax_row(const float* x, int64_t k, bool finite) {
   return fault ? -1 : place;
 }
 
+void exp_row(const float* x, int64_t k, float top, float divisor, float* out) {
+  const Isa::vf largest = Isa::set(top), by = Isa::set(divisor);
+  for (int64_t at = 0; at < k; at += 16) {
+    const int64_t left = k - at;
+    V16 v = left >= 16 ? load16(x + at) : load_tail(x + at, left);
+    for (int i = 0; i < kParts; i++) v.v[i] = exp_down(Isa::div(Isa::sub(v.v[i], largest), by));
+    if (left >= 16) store16(out + at, v);
+    else store_tail(out + at, v, left);
+  }
+}
+
 void fill_vector(KernelTable* t) {
   t->quantise_row = quantise_row;
   t->quantise_whole_row = quantise_whole_row;
@@ -236,6 +247,7 @@ void fill_vector(KernelTable* t) {
   t->store_row = store_row;
   t->store_scaled = store_scaled;
   t->argmax_row = argmax_row;
+  t->exp_row = exp_row;
 }
 
 }  // namespace

@@ -204,6 +204,14 @@ void check_rows(const char* isa, int k, std::vector<float>* all) {
   int64_t place[3];
   expect(bayard_argmax(x.at(), k, 3, k, 1, place) == 0, "argmax", isa, k, 3);
   for (int64_t p : place) all->push_back(static_cast<float>(p));
+  const float asked[3][8] = {
+      {0.8f, 0.9f, 0, 0, 0.4f, 1.2f, 0.1f, 0.1f}, {1, 1, 0.1f, 5, 0.9f, 1, 0, 0}, {0, 1, 0, 0, 0, 1, 0, 0}};
+  Exact<int32_t> counts(static_cast<size_t>(k));
+  for (int i = 0; i < k; i++) counts.at()[i] = static_cast<int32_t>(random_bits() % 4);
+  const int32_t rows[3] = {2, 0, 1}, tables[3] = {0, -1, -1};
+  int32_t chosen[3];
+  expect(bayard_choose(x.at(), k, 3, k, rows, asked[0], counts.at(), 1, tables, 3, chosen) == 0, "choose", isa, k, 3);
+  for (int32_t p : chosen) all->push_back(static_cast<float>(p));
   if (k % 2 == 0) {
     const int64_t positions[3] = {0, 2, 1};
     Exact<float> table(3 * static_cast<size_t>(k));
