@@ -138,10 +138,14 @@ def _from_blocks(weight: QuantTensor) -> CodedWeight:
         halves = header.view(torch.float16).view(rows, -1, _HEADER_BYTES[kind] // 2)
         scales = halves[:, :, 0].contiguous()
         if kind == "Q4_1":
+            least = halves[:, :, 1]
+            # A scale of nothing: all numbers are the least one, which is then the scale of no code less one.
+            flat = (scales == 0) & (least != 0)
+            if bool(flat.any()):
+                codes = codes.view(rows, -1, BLOCK // 2).masked_fill(flat.unsqueeze(-1), 0).view(rows, -1)
+                scales = torch.where(flat, least, scales)
             wide = scales.to(torch.float32)
-            zeros = -halves[:, :, 1].to(torch.float32) / torch.where(wide == 0, 1.0, wide)
-            # A scale of nothing: all numbers are the least one, which no zero point can say.
-            assert not bool(((wide == 0) & (halves[:, :, 1] != 0)).any()), kind
+            zeros = -least.to(torch.float32) / torch.where(wide == 0, 1.0, wide)
     return CodedWeight(
         code, weight.shape, codes.view(torch.int8) if code == "int8" else codes, scales, scale_code, zeros
     )

@@ -137,6 +137,20 @@ def test_blocks_that_are_whole_rows_are_read_in_words(kind: str, columns: int) -
     torch.testing.assert_close(got.double(), truth, rtol=1e-3, atol=1e-3)
 
 
+def test_blocks_without_a_scale_are_their_least_number() -> None:
+    weight = q4_1(torch.randn(3, 96))
+    blocks = weight.data.view(3, 3, 20)
+    blocks[1, 1, :4] = torch.tensor([0.0, -0.75], dtype=torch.float16).view(torch.uint8)  # codes of any kind remain
+    blocks[2, 0, :4] = 0
+    packed = coded(QuantTensor("Q4_1", weight.data.to(DEVICE), weight.shape))
+    truth = weight.dequantize().to(DEVICE).double()
+    assert truth[1, 32:64].eq(-0.75).all()
+    assert not truth[2, :32].any()
+    x = torch.randn(2, 96, device=DEVICE)
+    got = quant_dots(form(packed).rows(x), packed, x.dtype)
+    torch.testing.assert_close(got.double(), x.double() @ truth.T, rtol=1e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp4_nv", "fp4_mx"])
 def test_each_code_meets_the_input_of_its_place_exactly(kind: str) -> None:
     if kind == "int8":
