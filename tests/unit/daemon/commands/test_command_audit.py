@@ -51,7 +51,14 @@ def test_changes_without_a_daemon_are_audited(settings: Settings, smollm_path: P
         (
             "plan.save",
             "plan:mine",
-            {"strategy": "latency", "models": ["tiny"], "context_tokens": 2048, "users": None, "weights": None},
+            {
+                "strategy": "latency",
+                "models": ["tiny"],
+                "context_tokens": 2048,
+                "users": None,
+                "weights": None,
+                "kv_dtype": None,
+            },
         ),
         ("plan.activate", "plan:mine", {"for_s": 1800, "reason": "a test"}),
         (
