@@ -66,6 +66,8 @@ def passphrase_of(path: Path | None) -> str | None:
         first = path.read_text(encoding="utf-8").splitlines()[:1]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.", "Check it.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8.", "Write the passphrase on its first line.") from error
     if not first or not first[0].strip():
         raise ConfigError(f"{path} has no passphrase on its first line.", "Write one there.")
     return first[0].strip()

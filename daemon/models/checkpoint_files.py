@@ -98,6 +98,19 @@ def _require_printable(path: Path) -> None:
         )
 
 
+def _require_inside(entry: Path) -> None:
+    """Texts are shown and passed on: a link on a stranger's disk is not to fetch this machine's own files.
+
+    Raises: UnsupportedFormat for a link out of the folder, or out of the `blobs` that a Hugging Face cache has.
+    """
+    folder, real = entry.parent.resolve(), entry.resolve()
+    blobs = folder.parent.parent / "blobs"
+    if not (real.is_relative_to(folder) or real.is_relative_to(blobs)):
+        raise UnsupportedFormat(
+            f"{entry} is a link that leads outside, to {real}.", "Put the file itself there: cp --dereference."
+        )
+
+
 def files_of(spec: ModelSpec, path: Path) -> tuple[SourceFile, ...]:
     """Every file to hash and copy: the weights that the description names, and the known small files beside them."""
     if spec.format is CheckpointFormat.GGUF:
@@ -112,6 +125,7 @@ def small_files(folder: Path) -> set[str]:
     names = set()
     for entry in folder.iterdir():
         if entry.is_file() and (entry.name in _TEXT_FILES or entry.name.lower().startswith(_LICENCE_PREFIXES)):
+            _require_inside(entry)
             names.add(entry.name)
         elif entry.is_dir() and _STEP_FOLDER.fullmatch(entry.name) and (entry / "config.json").is_file():
             names.add(f"{entry.name}/config.json")
@@ -126,6 +140,7 @@ def licence_text(path: Path) -> str | None:
         return None  # files beside a lone GGUF need not be about it
     for entry in sorted(folder.iterdir()):
         if entry.is_file() and entry.name.lower().startswith(_LICENCE_PREFIXES):
+            _require_inside(entry)
             with entry.open("rb") as file:
                 return file.read(_LICENCE_MAX_BYTES).decode("utf-8", errors="replace")
     return None

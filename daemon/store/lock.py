@@ -85,6 +85,22 @@ def make_private_dir(path: Path) -> None:
         raise unwritable(path, error) from error
 
 
+def make_private_file(path: Path) -> None:
+    """An empty one where none is; nobody but its owner reads it, nor what a database puts beside it.
+
+    Raises: ConfigError if it cannot be made
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_uid == os.geteuid():
+                os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise unwritable(path.parent, error) from error
+
+
 def unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"the folder {path} cannot be written: {error.strerror or error}.",

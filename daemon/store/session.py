@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from daemon.settings import Settings
 from daemon.store.base import Base
 from daemon.store.engines import database_url, make_engine, store_error
+from daemon.store.lock import make_private_file
 from engine.errors import StoreError
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class Store:
         from daemon.store.migrate import bring_up_to_date  # Alembic is slow to import and mostly not needed
 
         url = database_url(settings)
+        if not settings.database_url:
+            make_private_file(settings.database_file)
         bring_up_to_date(url, settings.state_dir)
         store = cls(make_engine(url, writer=True, pool_size=1), make_engine(url, writer=False, pool_size=NUM_READERS))
         store.write_sync(lambda session: session.connection() and None)  # write-ahead mode is set before any reader

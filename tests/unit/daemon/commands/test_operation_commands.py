@@ -16,8 +16,10 @@ from fastapi.routing import APIRoute
 
 from daemon.api.admin.app import ROUTERS
 from daemon.cli import COMMANDS, run
+from daemon.commands.backup import passphrase_of
 from daemon.tenants.usage import UsageSum
 from daemon.workers.states import WorkerState
+from engine.errors import ConfigError
 from tests.fakes.fake_admin import AdminParts, admin_socket, worker_view
 from tests.fakes.fake_services import FakeServices, fake_services
 
@@ -156,3 +158,9 @@ def test_every_write_of_the_admin_api_has_a_command_with_json() -> None:
 def _same(left: str, right: str) -> bool:
     one, two = left.split("/"), right.split("/")
     return len(one) == len(two) and all(a == b or "*" in (a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_passphrase_that_is_no_text_says_so(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not text"):
+        passphrase_of(tmp_path / "raw")

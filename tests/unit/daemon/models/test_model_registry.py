@@ -287,3 +287,22 @@ def test_delete_takes_the_packed_weights_along_and_no_others(
     registry.delete("tiny")
     assert not own.exists()
     assert other.exists()
+
+
+def test_licence_that_is_a_link_to_a_file_of_this_machine_is_refused(
+    registry: ModelRegistry, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    stick, cache = tmp_path / "stick", tmp_path / "cache"
+    (tmp_path / "shadow").write_text("root:secret")
+    stick.mkdir()
+    (stick / "m.gguf").symlink_to(tiny_gguf)  # weights may lie elsewhere: they are what was asked for
+    (stick / "LICENSE").symlink_to(tmp_path / "shadow")
+    with pytest.raises(UnsupportedFormat, match="leads outside"):
+        registry.import_model(stick / "m.gguf", "m")
+    assert registry.names() == []
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "snapshots" / "1").mkdir(parents=True)
+    (cache / "blobs" / "l").write_text("Be kind.")
+    (cache / "snapshots" / "1" / "LICENSE").symlink_to(cache / "blobs" / "l")
+    (cache / "snapshots" / "1" / "m.gguf").symlink_to(tiny_gguf)
+    assert registry.import_model(cache / "snapshots" / "1" / "m.gguf", "m").licence == "Be kind."

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.store.schema import Limit, Setting, Tenant
 from daemon.store.session import Store
@@ -111,3 +112,9 @@ def test_sync_twins_work_without_a_loop(store: Store) -> None:
 def test_journal_is_write_ahead_and_references_are_checked(store: Store) -> None:
     assert store.read_sync(lambda session: session.execute(text("PRAGMA journal_mode")).scalar()) == "wal"
     assert store.write_sync(lambda session: session.execute(text("PRAGMA foreign_keys")).scalar()) == 1
+
+
+def test_database_is_its_owners_alone(store: Store, settings: Settings) -> None:
+    beside = [path for path in settings.state_dir.iterdir() if path.name.startswith("bayard.db")]
+    assert len(beside) >= 2  # with its journal
+    assert {path.stat().st_mode & 0o777 for path in beside} == {0o600}
