@@ -61,7 +61,10 @@ def takes(weight: QuantTensor | CodedTensor) -> bool:
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Activations stay exact. Shapes: x [M, K]; weight (N, K); bias [N] -> [M, N]"""
+    """Activations stay exact, but for up to four rows of whole-number codes: those are in steps that fine_rows.py names.
+
+    Shapes: x [M, K]; weight (N, K); bias [N] -> [M, N]
+    """
     if packed.plain is not None:
         return reference.linear(x, packed.plain, bias)
     weight, rows = packed.weight, x.shape[0]
