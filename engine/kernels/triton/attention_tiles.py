@@ -26,6 +26,9 @@ class Tile:
     num_stages: int
 
 
+BYTES_TILE = Tile(16, 64, 2, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class _Measured:
     dim: int  # head size, up to the next power of two
@@ -45,7 +48,7 @@ def prefill_tile(dim: int, element_bytes: int, *, windowed: bool, shared_bytes: 
     """Tiles for prompts' chunks and mixed batches."""
     padded = max(16, triton.next_power_of_2(dim))
     for row in MEASURED:
-        if padded == row.dim and windowed == row.windowed and shared_bytes >= row.shared_bytes and element_bytes == 2:
+        if padded == row.dim and windowed == row.windowed and shared_bytes >= row.shared_bytes and element_bytes <= 2:
             return row.tile
     block_m = 128 if dim <= 128 else 64
     row_bytes = padded * max(2, element_bytes)
@@ -58,8 +61,11 @@ def prefill_tile(dim: int, element_bytes: int, *, windowed: bool, shared_bytes: 
 def decode_tile(dim: int, element_bytes: int) -> Tile:
     """Tiles for one query a sequence. Two programs or more are to fit a multiprocessor.
 
-    Wide heads take half the keys a turn, so that two tiles are in flight: 4.05 TB/s instead of 2.6 on an H200.
+    Wide heads take half the keys a turn, so that two tiles are in flight: 4.05 TB/s instead of 2.6 on an H200. Bytes
+    take half the room, and fewer threads that make more numbers each: heads of 256 in 88 us instead of 113.
     """
+    if element_bytes == 1:
+        return BYTES_TILE
     keys = 64 if dim <= 128 else 32
     return Tile(16, keys, 2 if dim <= 128 else 4, stages(keys, dim, element_bytes, DECODE_SHARED_BYTES[dim > 128]))
 
