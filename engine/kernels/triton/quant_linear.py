@@ -61,7 +61,7 @@ def takes(weight: QuantTensor | CodedTensor) -> bool:
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Activations stay exact, but for up to four rows of whole-number codes: those are in steps that fine_rows.py names.
+    """Activations stay exact, but those of up to four rows for whole-number codes: in steps that fine_rows.py names.
 
     Shapes: x [M, K]; weight (N, K); bias [N] -> [M, N]
     """
