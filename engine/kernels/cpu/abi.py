@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 KINDS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
     *("I8_ROW", "I4_G128", "I4Z_G128"),
@@ -148,6 +148,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_threads": (_I, ()),
     "bayard_usable_cores": (_I, ()),
     "bayard_places": (_I, (c_char_p, _P, _L, _P, _P)),
+    "bayard_quota": (_I, (c_char_p,)),
     "bayard_interleave": (_I, (_P, _L)),
     "bayard_packed_bytes": (_L, (_I, _L, _L)),
     "bayard_pack": (_I, (_I, _P, _L, _L, _L, _P)),

@@ -32,7 +32,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 6
+#define BAYARD_ABI_VERSION 7
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);
@@ -52,6 +52,8 @@ BAYARD_API int bayard_usable_cores(void);
 // Where threads run, first thread first, among `count` allowed CPUs: one CPU a core, memory nodes in turns. The number
 // of cores; cpus and nodes hold as many as count. root stands before /sys and is "" but in tests.
 BAYARD_API int bayard_places(const char* root, const int32_t* allowed, int64_t count, int32_t* cpus, int32_t* nodes);
+// Whole CPUs that control groups allow, 0 for any number; root as for bayard_places.
+BAYARD_API int bayard_quota(const char* root);
 // Spreads fresh memory over the nodes of the CPUs this process may use. The number of nodes, 1 if it stays as it is;
 // bytes 0 only asks.
 BAYARD_API int bayard_interleave(void* memory, int64_t bytes);

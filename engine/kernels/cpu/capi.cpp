@@ -127,6 +127,7 @@ int bayard_places(const char* root, const int32_t* allowed, int64_t count, int32
   }
   return static_cast<int>(found.size());
 }
+int bayard_quota(const char* root) { return cgroup_quota(root); }
 int bayard_interleave(void* memory, int64_t bytes) { return interleave(memory, bytes); }
 
 int64_t bayard_packed_bytes(int kind, int64_t n, int64_t k) {

@@ -75,7 +75,7 @@ void await_team(Shared* shared, std::atomic<uint32_t>* word, uint32_t seen, int 
 
 int usable_cores() {
   int cores = static_cast<int>(places("", allowed_cpus()).size());
-  const int quota = cgroup_quota();
+  const int quota = cgroup_quota("");
   return quota > 0 && quota < cores ? quota : cores;
 }
 

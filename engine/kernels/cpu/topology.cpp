@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace bayard {
 namespace {
@@ -55,6 +56,38 @@ std::map<int, int> nodes_of_cpus(const std::string& root) {
   return found;
 }
 
+// Controllers and path of each control group that may bound CPU time; version 2 has no controllers.
+std::vector<std::pair<std::string, std::string>> own_cgroups(const std::string& root) {
+  std::vector<std::pair<std::string, std::string>> found;
+  char line[4096];
+  FILE* f = std::fopen((root + "/proc/self/cgroup").c_str(), "r");
+  while (f && std::fgets(line, sizeof line, f)) {
+    line[std::strcspn(line, "\n")] = 0;
+    const char* first = std::strchr(line, ':');
+    const char* second = first ? std::strchr(first + 1, ':') : nullptr;
+    if (!second) continue;
+    const std::string controllers(first + 1, second);
+    const bool cpu = ("," + controllers + ",").find(",cpu,") != std::string::npos;
+    if (controllers.empty() || cpu) found.emplace_back(controllers, second + 1);
+  }
+  if (f) std::fclose(f);
+  if (found.empty()) found.emplace_back("", "/");
+  return found;
+}
+
+// "/a/b" gives "", "/a" and "/a/b": limits of all hold.
+std::vector<std::string> with_parents(const std::string& path) {
+  std::vector<std::string> found = {""};
+  for (size_t at = 0; at < path.size();) {
+    size_t end = path.find('/', at);
+    if (end == std::string::npos) end = path.size();
+    const std::string part = path.substr(at, end - at);
+    if (!part.empty() && part != "..") found.push_back(found.back() + "/" + part);
+    at = end + 1;
+  }
+  return found;
+}
+
 }  // namespace
 
 std::vector<int> allowed_cpus() {
@@ -90,21 +123,25 @@ std::vector<Place> places(const std::string& root, const std::vector<int>& allow
   return found;
 }
 
-int cgroup_quota() {
-  long quota = -1, period = 100000;
-  if (FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    char first[32] = {};
-    if (std::fscanf(f, "%31s %ld", first, &period) >= 1 && std::strcmp(first, "max") != 0) quota = std::atol(first);
-    std::fclose(f);
-  } else if (FILE* g = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r")) {
-    if (std::fscanf(g, "%ld", &quota) != 1) quota = -1;
-    std::fclose(g);
-    if (FILE* h = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r")) {
-      if (std::fscanf(h, "%ld", &period) != 1) period = 100000;
-      std::fclose(h);
+int cgroup_quota(const std::string& root) {
+  double least = 0;
+  const auto consider = [&](double quota, double period) {
+    if (quota > 0 && period > 0 && (least == 0 || quota / period < least)) least = quota / period;
+  };
+  for (const auto& [controllers, path] : own_cgroups(root))
+    for (const std::string& group : with_parents(path)) {
+      if (controllers.empty()) {  // version 2
+        const std::string limit = first_line(root + "/sys/fs/cgroup" + group + "/cpu.max");
+        const size_t space = limit.find(' ');
+        if (space != std::string::npos) consider(std::atof(limit.c_str()), std::atof(limit.c_str() + space));
+        continue;
+      }
+      for (const std::string& folder : {std::string("cpu"), controllers}) {
+        const std::string at = root + "/sys/fs/cgroup/" + folder + group + "/cpu.cfs_";
+        consider(std::atof(first_line(at + "quota_us").c_str()), std::atof(first_line(at + "period_us").c_str()));
+      }
     }
-  }
-  return quota > 0 && period > 0 ? static_cast<int>((quota + period - 1) / period) : 0;
+  return least == 0 ? 0 : std::max(1, static_cast<int>(least + 1e-6));
 }
 
 int interleave(void* memory, int64_t bytes) {

@@ -19,8 +19,9 @@ std::vector<int> allowed_cpus();
 // of all nodes; on one node the order is that of `allowed`. root stands before /sys: "" but in tests.
 std::vector<Place> places(const std::string& root, const std::vector<int>& allowed);
 
-// CPUs' worth of time the cgroup allows, rounded up; 0 when unlimited or unknown.
-int cgroup_quota();
+// Whole CPUs' worth of time that this process's control groups allow, at least 1; 0 when unlimited or unknown. More
+// threads than that would stand still for part of each period, all at once.
+int cgroup_quota(const std::string& root);
 
 // Spreads the pages of some fresh memory over the nodes that the allowed CPUs belong to. The number of nodes; 1 where
 // nothing was to do or Linux would not.

@@ -96,3 +96,40 @@ def test_this_machines_nodes_and_a_fresh_pages_spread() -> None:
     assert nodes >= 1
     memory = np.zeros(1 << 20, np.uint8)
     assert library.load().bayard_interleave(memory.ctypes.data, memory.nbytes) in (1, nodes)
+
+
+def quota(root: Path, groups: str, limits: dict[str, str]) -> int:
+    """What the library makes of /proc/self/cgroup and of files below /sys/fs/cgroup."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in limits.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    return int(library.load().bayard_quota(str(root).encode()))
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "wanted"),
+    [
+        ("0::/system.slice/bayard.service\n", {"system.slice/bayard.service/cpu.max": "250000 100000"}, 2),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "100000 50000"}, 2),
+        ("0::/\n", {"cpu.max": "400000 100000"}, 4),
+        ("0::/../../host/pod\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/a\n", {"a/cpu.max": "max 100000"}, 0),
+        ("0::/a\n", {}, 0),
+        ("", {"cpu.max": "200000 100000"}, 2),
+        (
+            "4:memory:/m\n3:cpu,cpuacct:/slice/unit\n0::/u\n",
+            {"cpu,cpuacct/slice/unit/cpu.cfs_quota_us": "600000", "cpu,cpuacct/slice/unit/cpu.cfs_period_us": "100000"},
+            6,
+        ),
+        ("3:cpu:/c\n", {"cpu/c/cpu.cfs_quota_us": "-1", "cpu/c/cpu.cfs_period_us": "100000"}, 0),
+        ("nonsense\n0:\n", {}, 0),
+    ],
+)
+def test_quota_is_the_least_of_the_groups_own_and_those_above(
+    groups: str, limits: dict[str, str], wanted: int, tmp_path: Path
+) -> None:
+    assert quota(tmp_path, groups, limits) == wanted
