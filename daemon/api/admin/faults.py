@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 
 import psutil
 
@@ -80,6 +82,7 @@ async def faults_of(services: AdminServices) -> list[Fault]:
         *_workers(services),
         *_accelerators(machine, services),
         *_disk(machine),
+        *await asyncio.to_thread(lambda: list(_folder(services.settings.state_dir))),
         *_service(services),
     ]
     found += [
@@ -138,6 +141,12 @@ def _disk(machine: Machine) -> Iterator[Fault]:
             severity = Severity.FAIL if share < DISK_FAIL_SHARE else Severity.WARN
             text = f"{disk.free_bytes / 2**30:.1f} of {disk.total_bytes / 2**30:.1f} GiB of the state's disk are free"
             yield Fault("disk", "state", severity, text, "bayard models list; delete what is not used")
+
+
+def _folder(state_dir: Path) -> Iterator[Fault]:
+    if state_dir.stat().st_mode & stat.S_IWOTH:
+        text = f"every user of this machine can put files into {state_dir}, and take the database away"
+        yield Fault("disk", "folder", Severity.WARN, text, f"chmod o-rwx {state_dir}")
 
 
 def _service(services: AdminServices) -> Iterator[Fault]:

@@ -164,3 +164,12 @@ async def test_certificate_that_ends_soon_is_told(admin: httpx.AsyncClient, part
     (told,) = (await admin.get("attention")).json()["items"]
     assert (told["kind"], told["severity"]) == ("certificate", "fail")
     assert "x.crt cannot be used" in told["text"]
+
+
+async def test_state_folder_that_everybody_writes_is_told(admin: httpx.AsyncClient, parts: AdminParts) -> None:
+    folder = parts.settings.state_dir
+    folder.chmod(0o777)
+    (told,) = (await admin.get("attention")).json()["items"]
+    assert (told["kind"], told["severity"], told["fix"]) == ("disk", "warn", f"chmod o-rwx {folder}")
+    folder.chmod(0o750)
+    assert (await admin.get("attention")).json()["items"] == []
