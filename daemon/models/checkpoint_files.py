@@ -76,6 +76,10 @@ def refuse_foreign(path: Path) -> None:
             f"{path.name} is a folder of {len(ggufs)} GGUF file{'s' if len(ggufs) > 1 else ''}.",
             f"Import one of them: {path / ggufs[0]}",
         )
+    if not {"config.json", "adapter_config.json"} & set(names):
+        raise UnsupportedFormat(
+            f"{path.name} is no checkpoint: it has no config.json.", "Import the folder that holds it, or a .gguf file."
+        )
 
 
 def is_pickle(name: str) -> bool:

@@ -306,3 +306,8 @@ def test_licence_that_is_a_link_to_a_file_of_this_machine_is_refused(
     (cache / "snapshots" / "1" / "LICENSE").symlink_to(cache / "blobs" / "l")
     (cache / "snapshots" / "1" / "m.gguf").symlink_to(tiny_gguf)
     assert registry.import_model(cache / "snapshots" / "1" / "m.gguf", "m").licence == "Be kind."
+
+
+def test_folder_that_is_no_checkpoint_says_so(registry: ModelRegistry, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match=r"has no config\.json"):
+        registry.import_model(tmp_path, "m")
