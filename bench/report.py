@@ -210,7 +210,7 @@ def tide_section(lines: list[Line]) -> str:
     note = (
         f"A night, a day of {origin['opts']['day_s']:.0f} s with {origin['opts']['tide']:.0f} times the requests, and "
         "a night again. Day's ratios are against the throughput plan, night's against the latency plan. "
-        "![the tide](tide.svg)"
+        f"![the tide]({origin.get('plot', 'tide.svg')})"
     )
     parts = [f"## {origin['model']}, a compressed day", "", _origin(origin), "", *_table(heads, rows), "", note, ""]
     if moves:
