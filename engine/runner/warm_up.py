@@ -6,6 +6,7 @@ What these steps write goes to the null page. Owner: the runner.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,6 +14,9 @@ import torch
 from engine.batch import ForwardBatch, GroupMeta
 from engine.devices import Device
 from engine.kv.layout import PageLayout
+from engine.runner.faults import is_out_of_memory
+
+log = logging.getLogger("bayard.engine")
 
 FEW_IDS = 64  # different ones, so that experts share the tokens
 # Queries of each sequence: a short prompt beside a decode, longer ones, and one alone as a library's kernel takes it.
@@ -38,8 +42,15 @@ class WarmUp:
         """Run one more. Blocks: while kernels are compiled. False: there is none left."""
         if not self._waiting:
             return False
-        self._forward(self.batch(self._waiting.pop(0)))
-        self._device.synchronize()
+        queries = self._waiting.pop(0)
+        try:
+            self._forward(self.batch(queries))
+            self._device.synchronize()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("warm_up_out_of_memory tokens=%d %s", sum(queries), error)  # requests take smaller steps then
+            self._device.release_unused()
         return True
 
     def batch(self, queries: Sequence[int]) -> ForwardBatch:

@@ -10,6 +10,8 @@ from engine.builder import build_engine
 from engine.core import EngineCore
 from engine.messages import WorkerConfig
 from engine.runner.warm_up import STEPS, WarmUp
+from tests.fakes.engine_models import core_of
+from tests.fakes.engine_runs import PLAIN
 from tests.fakes.family_models import saved_model
 
 
@@ -42,3 +44,18 @@ def test_every_step_runs_once_and_writes_to_the_null_page_alone(tmp_path: Path) 
         null = runner.layout.groups[group].ratio  # small pages in the first large one
         assert torch.equal(view[null:], old[null:])
         assert not torch.equal(view[:null], old[:null])
+
+
+def test_want_of_memory_ends_a_step_and_not_the_worker() -> None:
+    core = core_of(PLAIN)
+    tried: list[int] = []
+
+    def forward(batch):
+        tried.append(batch.num_tokens)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    runner = core.runner
+    warm_up = WarmUp(forward, runner.layout, runner._kv_views, runner.device, 4096)
+    while warm_up.next():
+        pass
+    assert tried == [sum(queries) for queries in STEPS]
