@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 import typer
@@ -44,27 +45,37 @@ def list_(
 
 @app.command()
 def verify(
+    contains: Annotated[
+        str | None, typer.Option("--contains", metavar="HASH", help="A hash printed earlier, which is to be there yet.")
+    ] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Walk the hash chain from its start. Exit status 1 if an entry was changed or removed."""
+    """Walk the hash chain from its start. Exit status 1 if an entry was changed or removed, or a kept hash is gone."""
     from daemon.tenants import audit
 
+    if contains is not None and not re.fullmatch("[0-9a-f]{64}", contains):
+        raise typer.BadParameter("a hash is 64 digits of 0-9 and a-f, as verify prints it", param_hint="--contains")
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            answer = reach.admin.get("audit/verify")
+            answer = reach.admin.get("audit/verify", contains=contains)
             entries, broken_at, head = answer["entries"], answer["broken_at"], answer["head"]
+            has_kept = answer["has_kept"]
         else:
             assert reach.offline is not None
-            check = reach.offline.store.read_sync(audit.verify)
-            entries, broken_at, head = check.entries, check.broken_at, check.head
+            check = reach.offline.store.read_sync(lambda session: audit.verify(session, contains))
+            entries, broken_at, head, has_kept = check.entries, check.broken_at, check.head, check.has_kept
     if as_json:
-        print(json.dumps({"entries": entries, "whole": broken_at is None, "broken_at": broken_at, "head": head}))
+        whole = broken_at is None
+        answered = {"entries": entries, "whole": whole, "broken_at": broken_at, "head": head, "has_kept": has_kept}
+        print(json.dumps(answered))
     elif broken_at is None:
         print(f"whole: {entries:,} entries, the newest with hash {head}")
     else:
         print(f"BROKEN at entry {broken_at}: it, or one before it, is not as it was written")
-    if broken_at is not None:
+    if has_kept is False and not as_json:
+        print(f"MISSING: no entry has the hash {contains}; what followed it was cut off, or it is of another log")
+    if broken_at is not None or has_kept is False:
         raise typer.Exit(1)

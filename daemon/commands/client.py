@@ -44,7 +44,7 @@ class AdminClient:
         while True:
             answer = self.get(path, after=after, **params)
             found += answer["items"]
-            after = answer["next"]
+            after = answer.get("next")  # a daemon of an earlier version gives the whole list at once
             if after is None:
                 return found
 

@@ -36,12 +36,14 @@ class AuditRecord:
 class ChainCheck:
     """broken_at: id of the first entry that does not fit; None: the chain is whole. head: hash of the last good one.
 
-    Kept elsewhere, the head proves later that nothing was cut off at the end.
+    Kept elsewhere, the head proves later that nothing was cut off at the end: has_kept says whether the chain still has
+    it, None where none was asked for.
     """
 
     entries: int
     broken_at: int | None
     head: str = FIRST_HASH
+    has_kept: bool | None = None
 
 
 def append(
@@ -78,15 +80,17 @@ def page(session: Session, *, before_id: int | None = None, limit: int = 100) ->
     return [_record(entry) for entry in session.scalars(query)]
 
 
-def verify(session: Session) -> ChainCheck:
-    """Walk the chain from its start. Blocks: in proportion to the log."""
+def verify(session: Session, kept: str | None = None) -> ChainCheck:
+    """Walk the chain from its start. kept: a hash that it is to have. Blocks: in proportion to the log."""
     previous, count = FIRST_HASH, 0
+    found = None if kept is None else kept == FIRST_HASH
     for entry in session.scalars(select(AuditEntry).order_by(AuditEntry.id).execution_options(yield_per=_PAGE)):
         count += 1
         if entry.previous_hash != previous or entry.hash != _hash(entry):
-            return ChainCheck(count, entry.id, previous)
+            return ChainCheck(count, entry.id, previous, found)
         previous = entry.hash
-    return ChainCheck(count, None, previous)
+        found = found if kept is None else found or kept == previous
+    return ChainCheck(count, None, previous, found)
 
 
 def as_dict(record: AuditRecord) -> dict[str, Any]:

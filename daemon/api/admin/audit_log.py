@@ -34,12 +34,16 @@ class AuditAnswer(Answer):
 
 
 class AuditVerifyAnswer(Answer):
-    """broken_at: the first entry that does not fit; None: the chain is whole. head: hash of the last good entry."""
+    """broken_at: the first entry that does not fit; None: the chain is whole. head: hash of the last good entry.
+
+    has_kept: whether the chain has the hash asked for; None: none was
+    """
 
     entries: int
     whole: bool
     broken_at: int | None
     head: str
+    has_kept: bool | None
 
 
 @router.get("")
@@ -68,8 +72,14 @@ async def get_audit(
 
 
 @router.get("/verify")
-async def get_audit_verify(services: Services, caller: Admin) -> AuditVerifyAnswer:
-    check = await services.store.read(audit.verify)
+async def get_audit_verify(
+    services: Services, caller: Admin, contains: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$")] = None
+) -> AuditVerifyAnswer:
+    check = await services.store.read(lambda session: audit.verify(session, contains))
     return AuditVerifyAnswer(
-        entries=check.entries, whole=check.broken_at is None, broken_at=check.broken_at, head=check.head
+        entries=check.entries,
+        whole=check.broken_at is None,
+        broken_at=check.broken_at,
+        head=check.head,
+        has_kept=check.has_kept,
     )

@@ -83,3 +83,13 @@ def test_refused_and_reading_commands_leave_no_entry(settings: Settings) -> None
     ):
         assert run([*argv, "--state-dir", str(settings.state_dir)]) == status, argv
     assert entries(settings) == []
+
+
+def test_verify_tells_of_a_kept_hash_that_is_missing(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--state-dir", str(settings.state_dir))
+    assert run(["schedule", "release", *place]) == 0
+    head = entries(settings)[-1].hash
+    assert run(["audit", "verify", "--contains", head, *place]) == 0
+    assert run(["audit", "verify", "--contains", "f" * 64, *place]) == 1
+    assert "MISSING" in capsys.readouterr().out
+    assert run(["audit", "verify", "--contains", "short", *place]) == 2

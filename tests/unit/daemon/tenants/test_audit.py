@@ -49,6 +49,22 @@ def test_chain_breaks_where_it_was_touched(store: Store, touch: str) -> None:
     assert store.read_sync(audit.verify).broken_at == 3
 
 
+def test_hash_kept_elsewhere_tells_that_the_end_was_cut_off(store: Store) -> None:
+    fill(store, 5)
+    kept = store.read_sync(audit.verify).head
+    assert store.read_sync(lambda session: audit.verify(session, kept)).has_kept is True
+    assert store.read_sync(audit.verify).has_kept is None
+
+    def cut(session):  # type: ignore[no-untyped-def]
+        for (name,) in session.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
+            session.execute(text(f'DROP TRIGGER "{name}"'))
+        session.execute(text("DELETE FROM audit WHERE id > 3"))
+
+    store.write_sync(cut)
+    check = store.read_sync(lambda session: audit.verify(session, kept))
+    assert (check.broken_at, check.has_kept) == (None, False)
+
+
 def test_pages_run_from_newest_to_oldest(store: Store) -> None:
     fill(store, 5)
     first = store.read_sync(lambda session: audit.page(session, limit=2))
