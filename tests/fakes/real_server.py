@@ -99,4 +99,5 @@ def _command(state_dir: Path, *argv: str) -> None:
 
 def _environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("BAYARD_", "XDG_"))}
-    return {**kept, "OMP_NUM_THREADS": "2"}
+    # Each has a folder of its own: packed weights that it kept no second start would find.
+    return {**kept, "OMP_NUM_THREADS": "2", "BAYARD_WORKERS_PACKED_BYTES": "0"}

@@ -96,8 +96,10 @@ async def test_console_writes_reach_the_route_that_is_meant(admin_app: FastAPI, 
     def unknown(name: str, *_: object) -> None:
         raise NotFound(f"asked for {name}")
 
+    in_force = SimpleNamespace(plan="night", override=None, reason="")  # what a change notes as the state before it
     admin_app.state.services = SimpleNamespace(
-        supervisor=SimpleNamespace(view=unknown), controller=SimpleNamespace(activate=unknown)
+        supervisor=SimpleNamespace(view=unknown),
+        controller=SimpleNamespace(activate=unknown, view=lambda: in_force),
     )
     client = AdminClient(httpx.ASGITransport(admin_app, client=("uid:0", 1)), where="here")
     with pytest.raises(Refused) as caught:
