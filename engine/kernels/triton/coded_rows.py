@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.registry import CodedInput
 from engine.kernels.triton import fp4_native
-from engine.kernels.triton.quant_linear import BLOCK_ROWS, EXACT_ROWS, PackedLinear, is_small
+from engine.kernels.triton.quant_linear import BLOCK_ROWS, EXACT_ROWS, PackedLinear, product_fp8
 from engine.kernels.triton.quantise_rows import ADD_NORM, GELU, NORM, SILU, QuantRows, quantise_rows
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 
@@ -93,18 +93,6 @@ def run_fp8(made: Rows, packed: PackedLinear, bias: Tensor | None) -> Tensor:
 
 def run_fp4(made: Rows, packed: PackedLinear, bias: Tensor | None) -> Tensor:
     return product_fp8(made.rows, *fp4_native.to_e4m3(packed.weight), made.dtype, bias)
-
-
-def product_fp8(rows: QuantRows, codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """By the library where it is the faster one."""
-    columns, depth = codes.shape
-    fits = codes.device.type == "cuda" and dtype == torch.bfloat16 and columns % 16 == 0 and depth % 16 == 0
-    if scales.shape[1] == 1 and fits and not is_small(rows.codes.shape[0], columns):
-        out: Tensor = torch._scaled_mm(
-            rows.codes, codes.T, rows.scales, scales.T, bias, out_dtype=dtype, use_fast_accum=True
-        )
-        return out
-    return scaled_gemm(rows.codes, codes, rows.scales, scales, dtype, bias)
 
 
 INT8 = CodedInput(wants_int8, _norm("int8"), _gate("int8"), run_int8)

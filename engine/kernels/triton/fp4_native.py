@@ -18,7 +18,6 @@ from engine.kernels.triton.decode import SCALE_NUMBERS
 from engine.kernels.triton.device import converts_fp8
 from engine.kernels.triton.quant_linear import PackedLinear
 from engine.kernels.triton.quantise_rows import e4m3_codes, quantise_rows
-from engine.kernels.triton.scaled_gemm import scaled_gemm
 
 NATIVE_ROWS = 128  # from here on a product in E4M3 saves more than the weight's conversion takes
 
@@ -99,10 +98,4 @@ def linear_fp4(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None 
     if x.shape[0] < NATIVE_ROWS or packed.plain is not None:
         return quant_linear.linear(x, packed, bias)
     rows, _ = quantise_rows(x, "fp8")
-    codes, scales = to_e4m3(packed.weight)
-    if quant_linear.library_takes(x, *packed.weight.shape):
-        out: torch.Tensor = torch._scaled_mm(
-            rows.codes, codes.T, rows.scales, scales.T, bias, out_dtype=x.dtype, use_fast_accum=True
-        )
-        return out
-    return scaled_gemm(rows.codes, codes, rows.scales, scales, x.dtype, bias)
+    return quant_linear.product_fp8(rows, *to_e4m3(packed.weight), x.dtype, bias)

@@ -14,7 +14,13 @@ from engine.kernels import reference
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.few_rows import MAX_ROWS, few_rows
 from engine.kernels.triton.quant_gemm import large_linear, quant_gemm
-from engine.kernels.triton.quantise_rows import OutlierColumns, outlier_columns, padded_outliers, quantise_rows
+from engine.kernels.triton.quantise_rows import (
+    OutlierColumns,
+    QuantRows,
+    outlier_columns,
+    padded_outliers,
+    quantise_rows,
+)
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.quant_tensor import QuantTensor
@@ -95,31 +101,32 @@ def linear_int8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None
 def linear_fp8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Activations of many rows become E4M3, a scale a row or, as the weight's, a block of 128. Shapes: as linear."""
     weight = packed.weight
-    columns, depth = weight.shape
+    depth = weight.shape[1]
     if x.shape[0] <= EXACT_ROWS or packed.plain is not None or weight.group not in (depth, 128):
         return linear(x, packed, bias)
     if weight.group < depth and x.shape[0] > BLOCK_ROWS:
         return linear(x, packed, bias)
-    codes = weight.codes.view(torch.float8_e4m3fn)
-    if weight.scales.shape[1] > 1:
-        rows, _ = quantise_rows(x, "fp8", group=128)
-        return scaled_gemm(rows.codes, codes, rows.scales, weight.scales, x.dtype, bias)
-    rows, _ = quantise_rows(x, "fp8")
-    if library_takes(x, columns, depth):
+    rows, _ = quantise_rows(x, "fp8", group=128 if weight.scales.shape[1] > 1 else 0)
+    return product_fp8(rows, weight.codes.view(torch.float8_e4m3fn), weight.scales, x.dtype, bias)
+
+
+def product_fp8(
+    rows: QuantRows, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """E4M3 rows times an E4M3 weight, by the library where it does these shapes sooner than ours.
+
+    Shapes: rows [M, K]; codes [N, K]; scales [N, 1], or of blocks as scaled_gemm has them; bias [N] -> [M, N] of dtype
+    """
+    columns, depth = codes.shape
+    fits = codes.device.type == "cuda" and dtype == torch.bfloat16 and columns % 16 == 0 and depth % 16 == 0
+    if scales.shape[1] == 1 and fits and not is_small(rows.codes.shape[0], columns):
         out: torch.Tensor = torch._scaled_mm(
-            rows.codes, codes.T, rows.scales, weight.scales.T, bias, out_dtype=x.dtype, use_fast_accum=True
+            rows.codes, codes.T, rows.scales, scales.T, bias, out_dtype=dtype, use_fast_accum=True
         )
         return out
-    return scaled_gemm(rows.codes, codes, rows.scales, weight.scales, x.dtype, bias)
+    return scaled_gemm(rows.codes, codes, rows.scales, scales, dtype, bias)
 
 
 def is_small(rows: int, columns: int) -> bool:
     """Whether the library's tiles would be mostly idle."""
     return rows <= TINY_ROWS or (rows <= SMALL_ROWS and columns <= SMALL_COLUMNS)
-
-
-def library_takes(x: torch.Tensor, columns: int, depth: int) -> bool:
-    """Whether torch's product of E4M3 with scales of rows does these shapes, and sooner than ours."""
-    if is_small(x.shape[0], columns):
-        return False
-    return x.device.type == "cuda" and x.dtype == torch.bfloat16 and columns % 16 == 0 and depth % 16 == 0
