@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_decode import _row_of
+from engine.kernels.triton.attention_decode import _part_of, _row_of
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.cached_bytes import _bias, _halves, _in_range, _limit, _scales_at
 from engine.kernels.triton.chained import let_next_start, wait_for_last
@@ -37,13 +37,7 @@ def _decode_bytes_kernel(
     if row < 0:
         return
     context = tl.load(context_lens + sequence)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(0, context - WINDOW)
-    tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
-    per_split = tl.cdiv(tiles, splits)
-    start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
-    end = tl.minimum(start + per_split * BLOCK_N, context)
+    first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     real = rows < REPEAT
     pairs = tl.arange(0, BLOCK_P)

@@ -23,6 +23,19 @@ def _row_of(query_starts, sequence, MIXED: tl.constexpr):
     return row
 
 
+@triton.jit
+def _part_of(context, split, splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(first key that is seen, the part's start and end): parts are of whole tiles, of one size but the last."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(0, context - WINDOW)
+    tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
+    per_split = tl.cdiv(tiles, splits)
+    start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
+    end = tl.minimum(start + per_split * BLOCK_N, context)
+    return first, start, end
+
+
 @triton.jit(do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
 def _decode_kernel(
     q, view, out, partial, partial_stats, block_tables, query_starts, context_lens, sinks,
@@ -42,13 +55,7 @@ def _decode_kernel(
     if row < 0:
         return
     context = tl.load(context_lens + sequence)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(0, context - WINDOW)
-    tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
-    per_split = tl.cdiv(tiles, splits)
-    start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
-    end = tl.minimum(start + per_split * BLOCK_N, context)
+    first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     real = rows < REPEAT
     lanes = tl.arange(0, BLOCK_D)
