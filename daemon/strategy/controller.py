@@ -20,6 +20,8 @@ from daemon.planning.worker_config import same_shape, worker_config
 from daemon.store.base import utc_now
 from daemon.strategy.activation import activate
 from daemon.strategy.aside import Aside
+from daemon.strategy.backlog import Backlog
+from daemon.strategy.knob_moves import KnobMoves
 from daemon.strategy.leaving import Leaving
 from daemon.strategy.load_controller import LoadController
 from daemon.strategy.on_demand import OnDemand
@@ -84,6 +86,8 @@ class PlanController:
         self._shapes: list[WorkerConfig] = []  # of all saved plans
         self._wanted: frozenset[str] = frozenset()  # models
         self._load = LoadController(mono)
+        self._knobs = KnobMoves(supervisor, events, self._load)
+        self._backlog = Backlog(events, mono)
         self._room = room
         self.on_demand = OnDemand(mono)
         self._aside = Aside(supervisor, self.reconcile)
@@ -205,7 +209,10 @@ class PlanController:
                 other = f"plan {decision.plan} does not load it" if decision.plan else decision.reason
                 await self._put_away(view, unused if view.model in self.on_demand.names() else other)
         self._load.keep(wanted)
-        self._switcher.forget([view.model for view in views.values() if view.model not in wanted])
+        for view in views.values():
+            if view.model not in wanted:
+                self._switcher.forget([view.model])
+                self._backlog.forget(view.model)
         problems = []
         for profile in wanted.values():
             if profile.on_demand is not None and not self.on_demand.is_used(profile.model):
@@ -255,11 +262,14 @@ class PlanController:
         if not same_shape(current.config, config):
             if (failed := self._switcher.failure(model, config)) is not None:
                 raise Conflict(failed)
+            if self._backlog.holds(profile, current, str(decision.plan)):
+                return 1
             if len(self._leaving) == 0 and not await self._resting.is_going(views.values()):
                 await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
                 self._aside.follow(lambda: self._switcher.current(model))
             return 1  # memory is coming back: the next tick sees how much
-        return await self._set_knobs(profile, current, why)
+        self._backlog.forget(model)
+        return await self._knobs.bring(profile, current, why)
 
     async def _start(self, profile: Profile, config: WorkerConfig, views: dict[str, WorkerView], why: str) -> None:
         """Wake the model's worker, or start one; nothing yet where memory for it is still coming back."""
@@ -314,19 +324,6 @@ class PlanController:
         """Whether the plan in force does not load it now."""
         return model not in self._wanted
 
-    async def _set_knobs(self, profile: Profile, view: WorkerView, why: str) -> int:
-        """The plan's own knobs, or those that the load asks for within its bounds."""
-        move = self._load.knobs(profile, view)
-        knobs = profile.knobs if move is None else move.knobs
-        before = view.config.knobs
-        if before == knobs:
-            return 0
-        await self._supervisor.set_knobs(view.name, knobs)
-        reason = f"knobs moved in place; {why}" if move is None else f"knobs moved in place; {move.reason}; {why}"
-        kind = "knobs" if move is None else "load"
-        self._events.publish("worker", view.name, _spelled(before), _spelled(knobs), reason, move=kind)
-        return 1
-
     def _note_problem(self, problem: str | None) -> None:
         if problem == self._problem:
             return
@@ -344,7 +341,3 @@ class PlanController:
 
 def _told(error: BayardError) -> str:
     return f"{error.message} {error.hint}".strip()
-
-
-def _spelled(knobs: Knobs) -> str:
-    return f"{knobs.max_running} streams, {knobs.prefill_chunk} prompt tokens a step"

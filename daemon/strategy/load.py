@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from daemon.workers.view import WorkerView
 
 SMOOTHING_S = 10.0  # a change is seen to two thirds after so long
+_QUICK_SHARE = 1 / 3  # of that, for the arrivals of this moment
+_FEWEST_ARRIVALS = 4.0  # within the smoothing: fewer show no direction
+_STEEPEST = 2.0
+RISING = 1.1  # a rise above this is one, and not chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Load:
     queue: float = 0.0
     running: float = 0.0
     arrivals_per_s: float = 0.0
+    arrivals_now_per_s: float = 0.0  # smoothed over a shorter time: what differs is the slope
     prompt_tok_s: float = 0.0
     output_tok_s: float = 0.0
     pages_share: float = 0.0
@@ -60,11 +65,38 @@ class Load:
     earlier: LoadSample | None = None  # the one before it
 
     @property
-    def pressing(self) -> float:
-        """Streams that want a place: the mean, or what was there at both of the last two looks if that is more."""
+    def rise(self) -> float:
+        """Arrivals of this moment to those of the smoothing time: 1 where they do not rise, at most 2."""
+        if self.arrivals_per_s * self.smoothing_s < _FEWEST_ARRIVALS:
+            return 1.0
+        return min(_STEEPEST, max(1.0, self.arrivals_now_per_s / self.arrivals_per_s))
+
+    def has_risen_from(self, arrivals_per_s: float) -> bool:
+        """Whether more come than then, and by more than chance makes of it."""
+        chance = max((RISING - 1.0) * arrivals_per_s, _FEWEST_ARRIVALS / self.smoothing_s)
+        return self.arrivals_per_s - arrivals_per_s > chance
+
+    @property
+    def expected(self) -> float:
+        """Streams that are wanted soon, if arrivals go on as they do now."""
+        return self.demand * self.rise
+
+    @property
+    def steady(self) -> float:
+        """Streams that were there at both of the last two looks."""
         if self.last is None or self.earlier is None:
-            return self.demand
-        return max(self.demand, float(min(self.last.inflight, self.earlier.inflight)))
+            return 0.0
+        return float(min(self.last.inflight, self.earlier.inflight))
+
+    def pressing(self, allowed: int) -> float:
+        """Streams that want a place, of which `allowed` have one.
+
+        The mean with its slope, or what was there at two looks; a queue as long as all places counts at the first one.
+        """
+        found = max(self.expected, self.steady)
+        if self.last is not None and self.last.waiting >= allowed:
+            found = max(found, float(self.last.inflight))
+        return found
 
     def note(self, sample: LoadSample) -> None:
         """Take one more moment into account. A new process, or a clock that stood still, begins its rates anew."""
@@ -88,12 +120,15 @@ class Load:
         prompt = (sample.prompt_tokens_total - last.prompt_tokens_total) / elapsed_s
         output = (sample.output_tokens_total - last.output_tokens_total) / elapsed_s
         self.arrivals_per_s += weight * (arrived - self.arrivals_per_s)
+        quick = 1.0 - math.exp(-elapsed_s / (self.smoothing_s * _QUICK_SHARE))
+        self.arrivals_now_per_s += quick * (arrived - self.arrivals_now_per_s)
         self.prompt_tok_s += weight * (prompt - self.prompt_tok_s)
         self.output_tok_s += weight * (output - self.output_tok_s)
 
     def __str__(self) -> str:
+        rising = ", rising" if self.rise > RISING else ""
         return (
             f"{self.demand:.1f} streams wanted ({self.running:.1f} run, {self.queue:.1f} wait), "
-            f"{self.arrivals_per_s:.2f} requests/s, {self.prompt_tok_s:,.0f} prompt and {self.output_tok_s:,.0f} "
-            "output tok/s"
+            f"{self.arrivals_per_s:.2f} requests/s{rising}, "
+            f"{self.prompt_tok_s:,.0f} prompt and {self.output_tok_s:,.0f} output tok/s"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from daemon.planning.live_bounds import LiveBounds
 from daemon.planning.profile import Profile
-from daemon.strategy.load_controller import LoadController, LoadMove
+from daemon.strategy.load_controller import PATIENCE, LoadController, LoadMove
 from daemon.workers.view import WorkerView
 from engine.errors import InvalidParameter
 from engine.messages import Knobs, WorkerStats
@@ -35,10 +36,11 @@ class Box:
         self.workers = FakeWorkers()
         self.submitted = 0
         self.inflight = 0
+        self.allowed = 32
         self.pages_active = 0
 
     def view(self) -> WorkerView:
-        running = min(self.inflight, 32)
+        running = min(self.inflight, self.allowed)
         stats = WorkerStats(
             running=running,
             waiting=self.inflight - running,
@@ -125,6 +127,62 @@ def test_crowd_that_stays_for_two_looks_goes_up_straight_to_where_it_has_room(bo
     assert box.look(2).knobs == MANY
 
 
+def test_queue_as_long_as_all_places_goes_up_at_the_first_look(box: Box) -> None:
+    box.look(10)
+    box.allowed, box.inflight = 4, 14
+    assert box.look().knobs.max_running > 14
+    box.inflight = 40
+    box.allowed = 19
+    assert box.look().knobs == MANY, "no dwell holds up a second move"
+
+
+def test_plan_of_many_streams_is_not_left_while_arrivals_rise(box: Box) -> None:
+    box.profile = replace(box.profile, knobs=MANY)
+    box.look(2)
+    for turn in range(60):
+        box.inflight = turn // 10
+        assert box.look(per_look=2 + turn).knobs == MANY
+
+
+def test_plan_of_many_streams_is_left_slowly_and_step_by_step(box: Box) -> None:
+    box.profile = replace(box.profile, knobs=MANY)
+    box.look(1, per_look=6)
+    moves, before = [], MANY.max_running
+    for _ in range(120):
+        streams = box.look(per_look=6).knobs.max_running
+        if streams != before:
+            moves.append((box.now, streams))
+            before = streams
+    assert [streams for _, streams in moves] == [19, 11, 7, 4]
+    assert moves[0][0] - 1000.0 >= PATIENCE * BOUNDS.dwell_s
+    for (one, _), (other, _) in pairwise(moves):
+        assert other - one >= PATIENCE * BOUNDS.dwell_s
+
+
+def test_plan_of_few_streams_drains_what_it_found_at_the_other_end_then_moves(box: Box) -> None:
+    box.profile = replace(box.profile, knobs=MANY)
+    box.inflight = 80
+    box.look(6, per_look=20)
+    box.profile = replace(box.profile, knobs=FEW)
+    seen = []
+    for left in (80, 60, 40, 20, 5, 1, 1, 0):
+        box.inflight = left
+        seen.append(box.look().knobs.max_running)
+    assert seen[:5] == [32] * 5, "what is there goes on with as many streams"
+    assert seen[-1] == 4, "and once it is through no dwell is waited for"
+    assert len(set(seen)) == 2, "nothing swings between the ends"
+
+
+def test_rising_arrivals_go_up_before_the_places_are_full(box: Box) -> None:
+    box.inflight = 2
+    steady = box.look(20, per_look=2)
+    assert steady.knobs == FEW
+    box.inflight = 3
+    move = box.look(2, per_look=30)
+    assert move.knobs.max_running > 4
+    assert "rising" in move.reason
+
+
 def test_new_process_does_not_make_rates_negative(box: Box) -> None:
     box.look(5, per_look=10)
     box.submitted = 0
@@ -157,7 +215,7 @@ def test_moves_down_keep_the_dwell_and_knobs_keep_the_bounds(inflights: list[int
         assert move is not None
         assert FEW.max_running <= move.knobs.max_running <= MANY.max_running
         if before is not None and move.position != before:
-            assert now - last_move >= (BOUNDS.dwell_s if move.position < before else BOUNDS.dwell_s / 3)
+            assert move.position > before or now - last_move >= BOUNDS.dwell_s
             last_move = now
         before = move.position
 

@@ -11,6 +11,7 @@ from daemon.events import EventLog
 from daemon.planning.live_bounds import LiveBounds
 from daemon.planning.profile import Profile
 from daemon.planning.strategy import Strategy
+from daemon.strategy.backlog import LIMIT_S
 from daemon.strategy.controller import PlanController
 from daemon.strategy.gap import predicted_gap_s
 from daemon.strategy.plans import Plans, SavedPlan
@@ -208,6 +209,33 @@ async def test_load_moves_the_knobs_of_an_adaptive_plan_with_its_reason(
     await bench.turn(30)
     assert bench.workers.configs["small"].knobs == few.knobs
     assert bench.controller.view().converged
+
+
+async def test_switch_to_fewer_streams_waits_for_the_backlog_and_not_for_a_load_that_stays(
+    bench: Bench, profile: MakeProfile, saved: Save
+) -> None:
+    few, crowd = profile(context=8192), 50
+    saved("day", profile(strategy=Strategy.THROUGHPUT))
+    saved("night", few)
+    bench.plans.set_default("day", "test")
+    await bench.turn()
+    bench.workers.inflight["small"] = crowd
+    bench.plans.set_default("night", "test")
+    await bench.turn(5)
+    assert bench.switches() == ["waits"], "said once"
+    assert not bench.controller.view().converged
+    bench.workers.inflight["small"] = few.knobs.max_running
+    await bench.turn(3)
+    assert bench.switches() == ["waits", "beside", "switched"]
+    bench.plans.set_default("day", "test")
+    await bench.turn(4)
+    assert bench.switches()[3:] == ["beside", "switched"], "to more streams it goes at once"
+    bench.workers.inflight = dict.fromkeys(bench.workers.configs, crowd)
+    bench.plans.set_default("night", "test")
+    await bench.turn(int(LIMIT_S // 3) - 1)
+    assert bench.switches()[5:] == ["waits"]
+    await bench.turn(4)
+    assert bench.switches()[5:] == ["waits", "beside", "switched"]
 
 
 def test_gap_is_predicted_from_what_the_last_start_took(bench: Bench, profile: MakeProfile) -> None:
