@@ -1,19 +1,23 @@
-"""Random weights in place of a checkpoint's bytes, made on the device: nothing is read, nothing is copied."""
+"""Random weights in place of a checkpoint's bytes: made on the device, or written once for a host that maps them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from bench.shapes import Config, tensors_of
 from engine.models import loading
 from engine.models.checkpoint import MappedCheckpoint, Progress
 from engine.spec.model_spec import ModelSpec
 from engine.spec.tensor_table import Role, tensor_table
 
+DRAWN = 1 << 24  # numbers; more are the same ones from elsewhere on
 STANDARD_DEVIATION = 0.02  # keeps activations in range through any number of normalised layers
 
 
@@ -37,6 +41,9 @@ class RandomCheckpoint(MappedCheckpoint):
         values = torch.empty(info.shape, dtype=torch.bfloat16, device=self._device)
         return values.normal_(0.0, STANDARD_DEVIATION, generator=self._generator)
 
+    def coming(self) -> Iterator[Tensor]:
+        return iter(())  # they are made where they are wanted
+
     def release(self) -> None:
         self.done_bytes += self._pending_bytes
         self._pending_bytes = 0
@@ -44,6 +51,26 @@ class RandomCheckpoint(MappedCheckpoint):
 
     def __contains__(self, role: Role) -> bool:
         return role in self.table
+
+
+def fill_shape(folder: Path, config: Config) -> None:
+    """Put numbers behind the header that bench.shapes.write_shape wrote. Blocks: while gigabytes are written.
+
+    A load from there has a checkpoint's memory: pages of a file, which go again, not numbers made in its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.empty(DRAWN, dtype=torch.bfloat16).normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        for _, shape in tensors_of(config):
+            left = prod(shape)
+            numbers = torch.ones(left, dtype=torch.bfloat16) if len(shape) == 1 else drawn
+            while left > 0:
+                start = int(torch.randint(DRAWN // 2, (1,), generator=generator)) if len(shape) > 1 else 0
+                part = numbers[start : start + left]
+                file.write(part.view(torch.uint8).numpy().tobytes())
+                left -= len(part)
 
 
 @contextmanager

@@ -1,85 +1,153 @@
-"""upload: large host tensors to a device at the link's own speed.
-
-A copy from pageable memory (a mapped file) goes through the driver's one staging thread, at a fifth of what the link
-can do. Here several threads fill pinned buffers while others are on their way. Source: CUDA C++ Best Practices Guide,
-section on pinned memory.
-"""
+"""upload: large host tensors to a device at the link's own speed, and what will be asked for next ahead of time."""
 
 from __future__ import annotations
 
 import functools
-import os
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-import numpy as np
 import torch
+from torch import Tensor
 
-# On a host of 16 cores with a link of 55 GB/s, a mapped file in memory: 29 to 33 GB/s with 16 threads and pieces of
-# 16 MiB, 24 to 26 with 4 MiB, 7 with 1 MiB, 20 to 27 with 8 threads, 8 plainly. Pinning the file's own pages in the
-# place of buffers gave 22 at best: the driver pins with one thread at a time.
-BUFFER_BYTES = 8 << 20
-LEAST_PIECE_BYTES = 1 << 20
-MAX_THREADS = 16
-SMALLEST_BYTES = 4 << 20  # below, the plain copy is as fast
+from engine.devices.uploader import BUFFER_BYTES, Sending, Uploader
+
+STAGED_KINDS = ("cuda",)  # of devices behind a link that pinned memory goes over faster
+SMALLEST_BYTES = 4 << 20  # below, and not read ahead, the plain copy is as fast
+MOST_PASSED = 64  # tensors that were foreseen and not asked for, before one that is
+AHEAD_BYTES = 512 << 20  # of the device's memory, for tensors that nobody has asked for yet
 
 
-def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on its device; itself if it is there already. Blocks: until the host's memory has been read."""
-    staged = device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned()
-    if not staged or tensor.nbytes < SMALLEST_BYTES or not tensor.is_contiguous():
+    staged = device.type in STAGED_KINDS and tensor.device.type == "cpu" and not tensor.is_pinned()
+    if not staged or not tensor.is_contiguous():
+        return tensor.to(device)
+    ahead = _AHEAD.get(device)
+    if ahead is not None and (found := ahead.take(tensor)) is not None:
+        return found
+    if tensor.nbytes < SMALLEST_BYTES:
         return tensor.to(device)
     out = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    _uploader(device).copy(tensor.view(-1).view(torch.uint8), out.view(-1).view(torch.uint8))
+    _uploader(device).copy(_bytes_of(tensor), _bytes_of(out))
     return out
 
 
+@contextmanager
+def reading_ahead(coming: Iterable[Tensor], device: torch.device) -> Iterator[None]:
+    """Meanwhile upload finds tensors on their way that lie where one of those coming lies; in about that order.
+
+    coming: asked for one after the other, as those before are taken
+    """
+    if device.type not in STAGED_KINDS or device in _AHEAD:
+        yield
+        return
+    _AHEAD[device] = ahead = ReadAhead(coming, _uploader(device))
+    try:
+        ahead.fill()
+        yield
+    finally:
+        del _AHEAD[device]
+        ahead.close()
+
+
+class ReadAhead:
+    """Owner: one load."""
+
+    def __init__(self, coming: Iterable[Tensor], uploader: Uploader, limit_bytes: int = AHEAD_BYTES) -> None:
+        self._coming = iter(coming)
+        self._uploader = uploader
+        self._limit_bytes = limit_bytes
+        self._next: deque[Tensor] = deque()
+        self._held_bytes = 0
+        self._sendings: dict[tuple[int, int], Sending] = {}  # by where a tensor lies
+
+    def take(self, tensor: Tensor) -> Tensor | None:
+        """The same on the device, once. None: it was not read ahead. Blocks: until the host's memory has been read."""
+        sending = self._sendings.pop(_key(tensor), None)
+        if sending is None:
+            self._catch_up(tensor)
+            return None
+        self._held_bytes -= tensor.nbytes
+        self.fill()
+        self._uploader.finish(sending)
+        return sending.target.view(tensor.dtype).view(tensor.shape)
+
+    def fill(self) -> None:
+        """Queue what is next, a buffer's worth or more at a time, as far as the limit lets it."""
+        while self._limit_bytes - self._held_bytes >= BUFFER_BYTES:
+            some: list[tuple[Tensor, Tensor]] = []
+            count = 0
+            while count < BUFFER_BYTES and (source := self._peek()) is not None:
+                if count + source.nbytes > self._limit_bytes - self._held_bytes and (some or self._held_bytes):
+                    break
+                target = self._room(source)
+                if target is None:
+                    return
+                self._next.popleft()
+                some.append((source, target))
+                count += source.nbytes
+            if not some:
+                return
+            for sending in self._uploader.start(some):
+                self._sendings[_key(sending.source)] = sending
+            self._held_bytes += count
+
+    def close(self) -> None:
+        """Let go of what nobody asked for. Blocks: until its source has been read."""
+        for sending in self._sendings.values():
+            sending.wait()
+        for sending in self._sendings.values():
+            if sending.error is None:
+                self._uploader.finish(sending)  # its memory is the current stream's again
+        self._sendings.clear()
+        self._held_bytes = 0
+
+    def _catch_up(self, missed: Tensor) -> None:
+        """What is asked for is not on its way: if all room is taken, by what will not be asked for, go on behind it."""
+        if missed.nbytes < SMALLEST_BYTES or self._held_bytes <= self._limit_bytes - BUFFER_BYTES:
+            return
+        key = _key(missed)
+        while len(self._next) < MOST_PASSED and (tensor := next(self._coming, None)) is not None:
+            self._next.append(_bytes_of(tensor))
+        place = next((place for place, source in enumerate(self._next) if _key(source) == key), None)
+        if place is None:
+            return
+        for _ in range(place + 1):
+            self._next.popleft()
+        self.close()
+        self.fill()
+
+    def _peek(self) -> Tensor | None:
+        while True:
+            if not self._next:
+                tensor = next(self._coming, None)
+                if tensor is None:
+                    return None
+                self._next.append(_bytes_of(tensor))
+            if self._next[0].nbytes and _key(self._next[0]) not in self._sendings:
+                return self._next[0]
+            self._next.popleft()
+
+    def _room(self, source: Tensor) -> Tensor | None:
+        try:
+            return torch.empty(source.shape, dtype=torch.uint8, device=self._uploader.device)
+        except torch.OutOfMemoryError:  # who asks for the tensor itself will be told, if there is no room then either
+            self._coming, self._next = iter(()), deque()
+            return None
+
+
+_AHEAD: dict[torch.device, ReadAhead] = {}
+
+
 @functools.cache
-def _uploader(device: torch.device) -> _Uploader:
-    return _Uploader(device)
+def _uploader(device: torch.device) -> Uploader:
+    return Uploader(device)
 
 
-class _Uploader:
-    """Pinned buffers, two a thread, and a stream to copy on. Owner: the process; one copy at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._api: Any = getattr(torch, device.type)
-        self._stream = self._api.Stream(device)
-        self._threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="upload")
-        # Two buffers a thread: one is filled while the other is on its way, also from one tensor to the next.
-        self._buffers = torch.empty(2 * self._threads, BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._sent = [self._api.Event() for _ in range(2 * self._threads)]
-        self._turns = [0] * self._threads
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Shapes: both [bytes] uint8. The current stream waits for the copies; the source has been read on return."""
-        self._stream.wait_stream(self._api.current_stream(self._device))  # the target's memory may still be in use
-        piece = piece_bytes(source.shape[0], self._threads)
-        starts = range(0, source.shape[0], piece)
-        each = [starts[thread :: self._threads] for thread in range(self._threads)]
-        jobs = [self._pool.submit(self._send, n, mine, piece, source, target) for n, mine in enumerate(each) if mine]
-        wait(jobs)
-        for job in jobs:
-            job.result()
-        self._api.current_stream(self._device).wait_stream(self._stream)
-
-    def _send(self, thread: int, starts: range, piece: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        with self._api.stream(self._stream):
-            for start in starts:
-                place = 2 * thread + self._turns[thread] % 2
-                self._turns[thread] += 1
-                count = min(piece, source.shape[0] - start)
-                self._sent[place].synchronize()  # its last content has left
-                # numpy copies on the calling thread alone; torch would start a team of its own in each.
-                np.copyto(self._buffers[place, :count].numpy(), source[start : start + count].numpy())
-                target[start : start + count].copy_(self._buffers[place, :count], non_blocking=True)
-                self._sent[place].record(self._stream)
+def _key(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.nbytes
 
 
-def piece_bytes(count: int, threads: int) -> int:
-    """What a thread takes at once: small enough that all have a part of a tensor, large enough to be worth a turn."""
-    share = -(-count // threads)
-    rounded = -(-share // LEAST_PIECE_BYTES) * LEAST_PIECE_BYTES
-    return min(BUFFER_BYTES, rounded)
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

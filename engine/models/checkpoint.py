@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.devices.upload import upload
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
 from engine.models.coded_parts import coded
@@ -59,6 +60,7 @@ class MappedCheckpoint:
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
         self._used: list[TensorInfo] = []
         self._quantisation = spec.quantisation
+        self._tied, self._generates = spec.tie_embeddings, spec.generates
         self._parts: dict[Role, dict[str, TensorInfo]] = {}
         for (role, layer), info in self.table.items():
             name, mark, suffix = role.partition(PART)
@@ -85,12 +87,12 @@ class MappedCheckpoint:
     def _coded(self, parts: dict[str, TensorInfo], module: str, shape: tuple[int, ...]) -> Weight:
         scheme = None if self._quantisation is None else self._quantisation.scheme_of(module)
         assert scheme is not None, module
-        there = {suffix: self._tensor(i, PLAIN_DTYPES[i.dtype]).to(self.device) for suffix, i in parts.items()}
+        there = {suffix: upload(self._tensor(i, PLAIN_DTYPES[i.dtype]), self.device) for suffix, i in parts.items()}
         return coded(scheme, there, module, (shape[0], shape[1]))
 
     def _tensor(self, info: TensorInfo, dtype: torch.dtype) -> Tensor:
         raw = self._bytes(info)
-        if raw.storage_offset() % dtype.itemsize:
+        if _is_moved(info):
             raw = raw.clone()  # safetensors does not promise alignment, views need it
         return raw.view(dtype).view(info.shape)
 
@@ -99,6 +101,25 @@ class MappedCheckpoint:
         stored = self.matrix(name, layer)
         assert isinstance(stored, Tensor)
         return stored.to(device=device, dtype=dtype, copy=True)
+
+    def coming(self) -> Iterator[Tensor]:
+        """The bytes of matrices that a model will ask for, where they lie and in about that order."""
+        seen: set[tuple[str, int]] = set()
+        for (role, layer), info in sorted(
+            self.table.items(), key=lambda item: -1 if item[0][1] is None else item[0][1]
+        ):
+            unasked = role == "lm_head" and (self._tied or not self._generates)
+            unasked = unasked or role.endswith("_bias")  # a vector of each expert
+            if len(info.shape) < 2 or (info.file, info.offset_bytes) in seen or unasked or _is_moved(info):
+                continue
+            seen.add((info.file, info.offset_bytes))
+            found = self._asked_of(role, layer, info)
+            if found is not None:
+                yield found
+
+    def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> Tensor | None:
+        """What of a stored matrix goes to a device as it lies in the file."""
+        return self._maps[info.file][1][info.offset_bytes : info.offset_bytes + info.size_bytes]
 
     def passed(self, names: list[str], layer: int | None) -> None:
         """Weights that need not be read count as done: those of the roles, of their experts and of their parts."""
@@ -120,6 +141,10 @@ class MappedCheckpoint:
     def _bytes(self, info: TensorInfo) -> Tensor:
         self._used.append(info)
         return self._maps[info.file][1][info.offset_bytes : info.offset_bytes + info.size_bytes]
+
+
+def _is_moved(info: TensorInfo) -> bool:
+    return bool(info.offset_bytes % PLAIN_DTYPES.get(info.dtype, torch.uint8).itemsize)
 
 
 def _map(file: str) -> tuple[mmap.mmap, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.devices.upload import upload
 from engine.layers.weight import Weight, narrowed, take_rows
 from engine.models.decoder import Decoder
 from engine.models.parts import Parts
@@ -37,11 +38,12 @@ class GptOssParts(Parts):
             blocks, scales = (self.checkpoint.matrix(f"{role}_{part}", i) for part in ("blocks", "scales"))
             assert isinstance(blocks, Tensor)
             assert isinstance(scales, Tensor)
-            return narrowed(from_adjacent_nibbles(blocks, scales), self.device, self.dtype)
+            there = from_adjacent_nibbles(upload(blocks, self.device), upload(scales, self.device))
+            return narrowed(there, self.device, self.dtype)
         stored = self.checkpoint.matrix("experts_down_stack" if role == "experts_down" else role, i)
         assert isinstance(stored, Tensor)
         columns = stored.shape[0] // spec.num_experts
-        turned = stored.to(self.device).view(spec.num_experts, columns, -1).transpose(1, 2).reshape(-1, columns)
+        turned = upload(stored, self.device).view(spec.num_experts, columns, -1).transpose(1, 2).reshape(-1, columns)
         return self.placed(turned, role, i)
 
 

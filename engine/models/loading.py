@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import ForwardBatch
+from engine.devices.upload import reading_ahead
 from engine.errors import UnsupportedFormat
 from engine.kernels.registry import OpQuery
 from engine.models.adapters import AdapterBank
@@ -95,7 +96,8 @@ def load_model(
     checkpoint.adapters = adapters
     checkpoint.packed = packed
     context = max_context_tokens or spec.max_context_tokens
-    return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
+    with reading_ahead(checkpoint.coming(), device):
+        return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
 
 
 def op_query(

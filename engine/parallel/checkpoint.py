@@ -13,7 +13,8 @@ from engine.models.checkpoint import MappedCheckpoint, Progress
 from engine.parallel.shards import Shard, share_of
 from engine.quant.coded_tensor import HALF_BYTE_KINDS, CodedTensor
 from engine.quant.quant_tensor import QuantTensor
-from engine.spec.model_spec import ModelSpec
+from engine.spec.model_spec import ModelSpec, TensorInfo
+from engine.spec.quantised_tensors import PART
 from engine.spec.tensor_table import Role
 
 _BY_ROWS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "mlp_gate", "mlp_up", "mlp_gate_up")
@@ -47,6 +48,17 @@ class ShardedCheckpoint(MappedCheckpoint):
         if role in _BY_ROWS or name == "attn_sinks":
             return stack_rows([_rows(whole, run) for run in self._runs(role, layer)])
         return whole
+
+    def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> Tensor | None:
+        whole = super()._asked_of(role, layer, info)
+        if layer is None or whole is None:
+            return whole
+        if PART in role or role in _BY_COLUMNS:
+            return None  # cut on the host, into other memory
+        if role not in _BY_ROWS:
+            return whole
+        runs = self._runs(role, layer)
+        return whole.view(info.shape[0], -1)[runs[0].start : runs[0].stop] if len(runs) == 1 else None
 
     def _runs(self, role: str, layer: int) -> list[range]:
         """The rows or columns of the whole matrix that are this rank's, in order."""

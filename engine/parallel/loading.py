@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.devices.upload import reading_ahead
 from engine.errors import UnsupportedFormat
 from engine.models.checkpoint import Progress, check_size
 from engine.models.decoder import Decoder
@@ -41,4 +42,5 @@ def load_rank(
     query = op_query(spec, device, dtype, kv_dtype, activation, capabilities)
     checkpoint = ShardedCheckpoint(spec, group.shard, progress)
     context = max_context_tokens or spec.max_context_tokens
-    return RankDecoder(spec, checkpoint, group, device, dtype, query, context)
+    with reading_ahead(checkpoint.coming(), device):
+        return RankDecoder(spec, checkpoint, group, device, dtype, query, context)

@@ -1,0 +1,97 @@
+"""Reading ahead, on a device that is this host: what is asked for is found, within the limit, whatever was foreseen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.devices.upload import ReadAhead
+from engine.devices.uploader import BUFFER_BYTES, Uploader
+from tests.fakes.host_streams import HostStreams
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def sender() -> Uploader:
+    return Uploader(torch.device("cpu"), HostStreams(), threads=2, pinned=False)
+
+
+def tensors(*sizes: int) -> list[torch.Tensor]:
+    return [torch.randint(0, 99, (size,), dtype=torch.int16) for size in sizes]
+
+
+class Counted:
+    """Tensors that count how many were asked for."""
+
+    def __init__(self, found: list[torch.Tensor]) -> None:
+        self.found, self.taken = found, 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for tensor in self.found:
+            self.taken += 1
+            yield tensor
+
+
+def test_what_is_asked_for_in_order_is_there_once(sender: Uploader) -> None:
+    coming = tensors(5, 3 * MIB, 70, 9 * MIB, 1, MIB)
+    ahead = ReadAhead(coming, sender, limit_bytes=40 * MIB)
+    ahead.fill()
+    for tensor in coming:
+        shaped = tensor.view(1, -1)
+        found = ahead.take(shaped)
+        assert found is not None
+        assert found.shape == shaped.shape
+        assert found.data_ptr() != tensor.data_ptr()
+        assert torch.equal(found, shaped)
+    assert ahead.take(coming[0]) is None
+    ahead.close()
+
+
+def test_no_more_than_the_limit_is_read_ahead_but_one_tensor_that_is_larger(sender: Uploader) -> None:
+    coming = Counted(tensors(*[4 * MIB] * 20))  # of 8 MiB
+    ahead = ReadAhead(coming, sender, limit_bytes=24 * MIB)
+    ahead.fill()
+    assert coming.taken <= 4
+    assert ahead.take(coming.found[0]) is not None
+    assert coming.taken <= 5
+    ahead.close()
+    large = Counted(tensors(3 * BUFFER_BYTES, 10))
+    ahead = ReadAhead(large, sender, limit_bytes=BUFFER_BYTES)
+    ahead.fill()
+    found = ahead.take(large.found[0])
+    assert found is not None
+    assert torch.equal(found, large.found[0])
+    assert ahead.take(large.found[1]) is not None
+    ahead.close()
+
+
+def test_what_nobody_asks_for_does_not_stop_what_follows(sender: Uploader) -> None:
+    coming = tensors(*[4 * MIB] * 12)
+    ahead = ReadAhead(coming, sender, limit_bytes=16 * MIB)
+    ahead.fill()
+    found = [ahead.take(tensor) for tensor in coming[3:]]
+    assert sum(tensor is not None for tensor in found) >= len(found) - 3
+    for tensor, asked in zip(found, coming[3:], strict=True):
+        assert tensor is None or torch.equal(tensor, asked)
+    ahead.close()
+
+
+def test_without_room_on_the_device_nothing_more_is_read_ahead(
+    sender: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = Counted(tensors(10, 20, 30))
+    ahead = ReadAhead(coming, sender)
+
+    def full(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", full)
+        ahead.fill()
+    ahead.fill()
+    assert coming.taken == 1
+    assert ahead.take(coming.found[0]) is None
+    ahead.close()

@@ -1,0 +1,73 @@
+"""The threads that send tensors, on a device that is this host: every byte arrives, and what fails is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.devices.uploader import BUFFER_BYTES, LEAST_PIECE_BYTES, Sending, Uploader, jobs_of, piece_bytes
+from tests.fakes.host_streams import HostStreams
+
+HOST = torch.device("cpu")
+
+
+def uploader(threads: int = 3) -> Uploader:
+    return Uploader(HOST, HostStreams(), threads=threads, pinned=False)
+
+
+def numbers(count: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("threads", [1, 8, 16])
+@pytest.mark.parametrize("count", [1, LEAST_PIECE_BYTES, 33 << 20, 117 << 20, (1 << 30) + 5])
+def test_pieces_fit_a_buffer_and_give_every_thread_one_where_there_is_enough(count: int, threads: int) -> None:
+    piece = piece_bytes(count, threads)
+    assert LEAST_PIECE_BYTES <= piece <= BUFFER_BYTES
+    assert piece % LEAST_PIECE_BYTES == 0
+    pieces = -(-count // piece)
+    if count >= 2 * threads * LEAST_PIECE_BYTES:
+        assert pieces >= threads / 2
+    if piece < BUFFER_BYTES:
+        assert pieces <= threads, "one turn is enough"
+
+
+@pytest.mark.parametrize("sizes", [[10], [10, 20, 30], [100, 1, 250, 0, 7], [64, 64], [0]])
+def test_jobs_cover_every_byte_once_and_fill_their_buffers(sizes: list[int]) -> None:
+    sendings = [Sending(numbers(size), torch.zeros(size, dtype=torch.uint8)) for size in sizes]
+    jobs = list(jobs_of(sendings, 64))
+    assert [sum(count for _, _, count in job) for job in jobs[:-1]] == [64] * (len(jobs) - 1)
+    for sending in sendings:
+        pieces = [(start, count) for job in jobs for of, start, count in job if of is sending]
+        assert [start for start, _ in pieces] == [sum(n for _, n in pieces[:i]) for i in range(len(pieces))]
+        assert sum(count for _, count in pieces) == sending.source.shape[0]
+
+
+@pytest.mark.parametrize("count", [1, 5 << 20, 2 * BUFFER_BYTES + 12_346])
+def test_one_tensor_arrives_as_it_was(count: int) -> None:
+    source = numbers(count)
+    target = torch.zeros_like(source)
+    uploader().copy(source, target)
+    assert torch.equal(source, target)
+
+
+def test_many_tensors_arrive_in_any_order_of_asking() -> None:
+    sender = uploader()
+    sources = [numbers(1 + 37_001 * i, seed=i) for i in range(60)] + [numbers(3 * BUFFER_BYTES + 1), numbers(0)]
+    targets = [torch.zeros_like(source) for source in sources]
+    sendings = sender.start(zip(sources, targets, strict=True))
+    for sending in reversed(sendings):
+        sender.finish(sending)
+    assert all(torch.equal(source, target) for source, target in zip(sources, targets, strict=True))
+
+
+def test_what_a_thread_meets_is_told_to_who_waits_and_to_nobody_else() -> None:
+    sender = uploader(threads=1)
+    good, small = numbers(1000), torch.zeros(10, dtype=torch.uint8)
+    (bad,) = sender.start([(numbers(1000), small)])
+    (fine,) = sender.start([(good, torch.zeros_like(good))])
+    with pytest.raises(RuntimeError, match="size"):
+        sender.finish(bad)
+    sender.finish(fine)
+    assert torch.equal(fine.target, good)
