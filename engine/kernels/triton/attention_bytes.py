@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_decode import _part_of, _row_of
+from engine.kernels.triton.attention_decode import _part_of, _row_of, _store_no_part
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.cached_bytes import _bias, _halves, _in_range, _limit, _scales_at
 from engine.kernels.triton.chained import let_next_start, wait_for_last
@@ -40,10 +40,13 @@ def _decode_bytes_kernel(
     first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     real = rows < REPEAT
+    q_heads = kv_head * REPEAT + rows
+    if SPLIT & (start >= end):
+        _store_no_part(partial_stats, q_heads, sequence * num_heads, split, splits, real)
+        return
     pairs = tl.arange(0, BLOCK_P)
     in_dim = pairs < DIM // 2
     kept = real[:, None] & in_dim[None, :]
-    q_heads = kv_head * REPEAT + rows
     q_at = q + row * q_token_stride + q_heads[:, None] * q_head_stride + 2 * pairs[None, :]
     q_even = tl.load(q_at, mask=kept, other=0.0).to(tl.float32)
     q_odd = tl.load(q_at + 1, mask=kept, other=0.0).to(tl.float32)

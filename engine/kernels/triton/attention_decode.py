@@ -1,7 +1,8 @@
 """Paged attention of one query a sequence, split over the context: parts are merged by their sums and maxima.
 
-A row's parts depend on the shapes of a step alone, so its result does not depend on what else the step computes. Grids
-depend on shapes alone too, never on lengths, so that a step can be captured and replayed.
+A row's parts depend on its length and the shapes of a step alone, so its result does not depend on what else the step
+computes. Grids depend on shapes alone, never on lengths, so that a step can be captured and replayed: of a short context
+in a wide table most programs have no part and end at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import triton.language as tl
 
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.chained import let_next_start, wait_for_last
+
+# A shorter part costs more than it saves.
+PART_TOKENS = tl.constexpr(128)
 
 
 @triton.jit
@@ -30,10 +34,18 @@ def _part_of(context, split, splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
     if WINDOW > 0:
         first = tl.maximum(0, context - WINDOW)
     tiles = tl.cdiv(context - first // BLOCK_N * BLOCK_N, BLOCK_N)
-    per_split = tl.cdiv(tiles, splits)
+    per_split = tl.maximum(tl.cdiv(tiles, splits), PART_TOKENS // BLOCK_N)
     start = first // BLOCK_N * BLOCK_N + split * per_split * BLOCK_N
     end = tl.minimum(start + per_split * BLOCK_N, context)
     return first, start, end
+
+
+@triton.jit
+def _store_no_part(partial_stats, heads, first_row, split, splits, real):
+    """What the merge knows a part without keys by; its sums are left as they are."""
+    place = (first_row + heads) * splits + split
+    tl.store(partial_stats + place * 2, float("-inf"), mask=real)
+    tl.store(partial_stats + place * 2 + 1, 0.0, mask=real)
 
 
 @triton.jit(do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
@@ -58,9 +70,12 @@ def _decode_kernel(
     first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     real = rows < REPEAT
+    q_heads = kv_head * REPEAT + rows
+    if SPLIT & (start >= end):
+        _store_no_part(partial_stats, q_heads, sequence * num_heads, split, splits, real)
+        return
     lanes = tl.arange(0, BLOCK_D)
     in_dim = lanes < DIM
-    q_heads = kv_head * REPEAT + rows
     q_at = q + row * q_token_stride + q_heads[:, None] * q_head_stride + lanes[None, :]
     queries = tl.load(q_at, mask=real[:, None] & in_dim[None, :], other=0.0)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -124,7 +139,7 @@ def _merge_kernel(
     total = tl.load(partial_stats + place * 2 + 1, mask=exists, other=0.0)
     highest = tl.max(maximum, axis=0)
     weight = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    kept = exists[:, None] & in_dim[None, :]
+    kept = (exists & (maximum > float("-inf")))[:, None] & in_dim[None, :]  # parts without keys stored no sums
     values = tl.load(partial + place[:, None] * DIM + lanes[None, :], mask=kept, other=0.0)
     value = tl.sum(values * weight[:, None], axis=0)
     norm = tl.sum(total * weight, axis=0)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention import PROGRAMS_WANTED, num_splits
-from engine.kernels.triton.attention_decode import _merge_kernel
+from engine.kernels.triton.attention_decode import PART_TOKENS, _merge_kernel, _store_no_part
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, SEARCH_STEPS
 from engine.kernels.triton.attention_tiles import Tile, shared_bytes
 from engine.kernels.triton.device import units_of
@@ -43,11 +43,14 @@ def _latent_kernel(
             high = middle - 1
     # The token's own key is the last it sees; later tokens of its sequence lie behind it.
     seen = tl.load(context_lens + low) - (tl.load(query_starts + low + 1) - token) + 1
-    per_split = tl.cdiv(tl.cdiv(seen, BLOCK_N), splits)
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(seen, BLOCK_N), splits), PART_TOKENS // BLOCK_N)
     start = split * per_split * BLOCK_N
     end = tl.minimum(start + per_split * BLOCK_N, seen)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     real = heads < num_heads
+    if SPLIT & (start >= end):
+        _store_no_part(partial_stats, heads, token.to(tl.int64) * num_heads, split, splits, real)
+        return
     latent = tl.arange(0, BLOCK_L)
     in_latent = latent < LATENT
     turned = tl.arange(0, BLOCK_R)
