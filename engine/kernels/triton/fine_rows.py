@@ -5,6 +5,7 @@ the device multiplies two at once. The numbers stand in the order in which quant
 one 64-bit word of codes holds, 16 half-byte ones or 8 bytes.
 
     numbers of a lane, four a word   half bytes: 0-3, 4-7, 16-19, 20-23 of a block of 32, or those plus 8
+                                     mingled: 0 16 1 17, 2 18 3 19, 4 20 5 21, 6 22 7 23, or those plus 8
                                      bytes: 0-3, 4-7 of eight neighbours
 
 A row can come straight from the norm or the gate before, in one kernel, where the kernel after wants nothing else.
@@ -29,12 +30,14 @@ CHUNKS_A_PROGRAM = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FineRows:
-    """Shapes: codes [M, K] int16 in lanes' order; scales [M, lanes]; sums [M, 2, lanes], of lanes' halves, scaled"""
+    """Shapes: codes [M, K] int16 in lanes' order; scales [M, K/32]; sums int32 of codes, for half bytes [M, 2, K/32] of
+    each chunk's first and last 16 numbers, for bytes [M, 1, K/8] of each lane's
+    """
 
     codes: torch.Tensor
     scales: torch.Tensor
     sums: torch.Tensor
-    lane: int  # numbers of one: 16 or 8
+    form: FineForm
 
     @property
     def count(self) -> int:
@@ -50,7 +53,7 @@ def _numbers(chunks, LANE: tl.constexpr):
 
 
 @triton.jit
-def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr):
+def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr, MINGLED: tl.constexpr):
     """values: [C, parts, numbers] float32 as _numbers has them, nothing but zeros beyond the width"""
     INNER: tl.constexpr = LANE // 2
     PARTS: tl.constexpr = 32 // INNER
@@ -71,17 +74,28 @@ def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.conste
         half, lane = part % 2, chunks[:, None] * 4 + part // 2
     within = (chunks[:, None] * 32 < width) & (part >= 0)
     number = tl.arange(0, INNER)[None, None, :]
-    word = half[:, :, None] * (LANE // 8) + number // 4
-    place = (word * lanes + lane[:, :, None]) * 4 + number % 4
+    if MINGLED:
+        word, within_word = number // 2, number % 2 * 2 + half[:, :, None]
+    else:
+        word, within_word = half[:, :, None] * (LANE // 8) + number // 4, number % 4
+    place = (word * lanes + lane[:, :, None]) * 4 + within_word
     tl.store(codes + row * width + place, whole.to(tl.int16), mask=within[:, :, None])
-    tl.store(sums + (row * 2 + half) * lanes + lane, tl.sum(whole, axis=2).to(tl.float32) * scale[:, None], mask=within)
-    tl.store(scales + row * lanes + lane, tl.broadcast_to(scale[:, None], lane.shape), mask=within & (half == 0))
+    in_row = chunks * 32 < width
+    pair = tl.arange(0, PARTS // 2)[None, :]
+    pair_sums = tl.sum(tl.reshape(tl.sum(whole, axis=2), (whole.shape[0], PARTS // 2, 2)), axis=2)
+    if LANE == 16:
+        sums_at = (row * 2 + pair) * (width // 32) + chunks[:, None]
+    else:
+        sums_at = row * lanes + chunks[:, None] * 4 + pair
+    tl.store(sums + sums_at, pair_sums, mask=in_row[:, None] & (pair >= 0))
+    tl.store(scales + row * (width // 32) + chunks, scale, mask=in_row)
 
 
 @triton.jit
 def _fine_kernel(
     x, codes, scales, sums, x_stride, width,
-    GATE: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, CHAINED: tl.constexpr,
+    GATE: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """GATE: 0 takes rows, 1 and 2 the silu or gelu gate of rows twice as wide."""
     if CHAINED:
@@ -96,13 +110,14 @@ def _fine_kernel(
         up = tl.load(x + row * x_stride + width + k, mask=mask, other=0.0).to(tl.float32)
         # As the gate's own kernel stores it.
         values = gated(values, up, GATE == 2).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(values, row, chunks, codes, scales, sums, width, LANE)
+    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED)
 
 
 @triton.jit
 def _norm_fine_kernel(
     x, residual, weight, total_out, codes, scales, sums, x_stride, width, eps,
-    ADDED: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, CHAINED: tl.constexpr,
+    ADDED: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A program a row. ADDED: the residual is added before, and the sum stored."""
     row = tl.program_id(0).to(tl.int64)
@@ -120,14 +135,15 @@ def _norm_fine_kernel(
     values = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / width + eps)
     normed = (values * scale * weights).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE)
+    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED)
 
 
 @dataclass(frozen=True, slots=True)
 class FineForm:
     """What a linear that reads FineRows asks of the op before it."""
 
-    lane: int
+    lane: int  # numbers of one: 16 or 8
+    mingled: bool = False  # low and high halves of bytes in turn
 
     def rows(self, x: torch.Tensor) -> FineRows:
         """Shapes: x [M, K], K a multiple of 32"""
@@ -155,12 +171,13 @@ class FineForm:
 
     def _empty(self, like: torch.Tensor, width: int) -> FineRows:
         assert width % CHUNK == 0, width
-        count, lanes, device = like.shape[0], width // self.lane, like.device
+        count, chunks, device = like.shape[0], width // CHUNK, like.device
+        parts = (2, chunks) if self.lane == 16 else (1, width // self.lane)
         return FineRows(
             torch.empty(count, width, dtype=torch.int16, device=device),
-            torch.empty(count, lanes, dtype=torch.float32, device=device),
-            torch.empty(count, 2, lanes, dtype=torch.float32, device=device),
-            self.lane,
+            torch.empty(count, chunks, dtype=torch.float32, device=device),
+            torch.empty(count, *parts, dtype=torch.int32, device=device),
+            self,
         )
 
     def _made(self, x: torch.Tensor, gate: int, width: int) -> FineRows:
@@ -169,7 +186,7 @@ class FineForm:
         if rows.count:
             _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
                 x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
-                gate, CHUNKS_A_PROGRAM, self.lane, chains(x.device), num_warps=1, **launch(x.device),
+                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, chains(x.device), num_warps=1, **launch(x.device),
             )  # fmt: skip
         return rows
 
@@ -182,5 +199,5 @@ class FineForm:
         chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
         _norm_fine_kernel[(rows.count,)](
             x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
-            added, chunks, self.lane, chains(x.device), num_warps=16 if chunks >= 128 else 4, **launch(x.device),
+            added, chunks, self.lane, self.mingled, chains(x.device), num_warps=16 if chunks >= 128 else 4, **launch(x.device),
         )  # fmt: skip

@@ -1,0 +1,376 @@
+"""A weight of half-byte codes times up to four rows: quant_dots.py's product, a block of 32 numbers a thread.
+
+A block is two 64-bit words of codes, whose products with the rows' int16 are summed as whole numbers before its
+multiplier. Half bytes become bytes by a mask, or by a look-up of four at once: no number is converted but the block's
+sum. Multipliers are read by the thread that needs them, so threads exchange nothing until the end.
+"""
+
+# mypy: disable-error-code="assignment, var-annotated"
+# ruff: noqa: RUF005 - the kernel compiler knows no star in a tuple
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.chained import let_next_start, wait_for_last
+from engine.kernels.triton.decode import _high_half, _low_half
+
+
+@triton.jit
+def _apart(index, PTX: tl.constexpr):
+    """The same places, of which the compiler does not know that they are neighbours.
+
+    It else has each thread read several multipliers at once, which are then those of other threads' blocks.
+    """
+    if PTX:
+        index = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [index], dtype=tl.int32, is_pure=True, pack=1)
+    return index
+
+
+@triton.jit
+def _within(index, end: tl.constexpr, WHOLE: tl.constexpr):
+    """The mask of what is there. WHOLE: all is, which the compiler does not find out itself"""
+    if WHOLE:
+        mask = tl.full(index.shape, True, tl.int1)
+    else:
+        mask = index < end
+    return mask
+
+
+@triton.jit
+def _table(word: tl.constexpr, nothing, PTX: tl.constexpr):
+    """Four bytes of a table in a register of each thread. nothing: 0, which the compiler does not know.
+
+    A number it knows is made anew before every look-up.
+    """
+    if PTX:
+        word = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, $1; xor.b32 $0, t, $2; }",
+            "=r,r,r", [nothing, word], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return word
+
+
+@triton.jit
+def _looked_up(codes, low_table, high_table, APART: tl.constexpr):
+    """E2M1 codes of a word as bytes of 12 plus twice each, two words of eight. Source: PTX ISA, prmt
+
+    A look-up's selector with its top bit set gives the sign of a table's byte, which is 0: so one table answers for
+    the codes that are not negative, and the other one, asked with those bits turned, for the others.
+    APART: the low halves' bytes and the high halves'; else in the order of the halves, those of the first bytes first.
+    """
+    if APART:
+        first, second = tl.inline_asm_elementwise(
+            """{ .reg .b32 a, b, t, u, v, w, x;
+            mov.b64 {a, b}, $2;
+            xor.b32 t, a, 0x88888888;
+            prmt.b32 u, $3, 0x18141210, a;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 u, u, v;
+            shr.u32 a, a, 16;
+            shr.u32 t, t, 16;
+            prmt.b32 w, $3, 0x18141210, a;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 w, w, v;
+            prmt.b32 a, u, w, 0x6420;
+            prmt.b32 x, u, w, 0x7531;
+            xor.b32 t, b, 0x88888888;
+            prmt.b32 u, $3, 0x18141210, b;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 u, u, v;
+            shr.u32 b, b, 16;
+            shr.u32 t, t, 16;
+            prmt.b32 w, $3, 0x18141210, b;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 w, w, v;
+            prmt.b32 b, u, w, 0x6420;
+            prmt.b32 u, u, w, 0x7531;
+            mov.b64 $0, {a, b};
+            mov.b64 $1, {x, u}; }""",
+            "=l,=l,l,r,r", [codes, low_table, high_table], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        first, second = tl.inline_asm_elementwise(
+            """{ .reg .b32 a, b, t, u, v, w, x;
+            mov.b64 {a, b}, $2;
+            xor.b32 t, a, 0x88888888;
+            prmt.b32 u, $3, 0x18141210, a;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 u, u, v;
+            shr.u32 a, a, 16;
+            shr.u32 t, t, 16;
+            prmt.b32 w, $3, 0x18141210, a;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 w, w, v;
+            mov.b64 $0, {u, w};
+            xor.b32 t, b, 0x88888888;
+            prmt.b32 u, $3, 0x18141210, b;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 u, u, v;
+            shr.u32 b, b, 16;
+            shr.u32 t, t, 16;
+            prmt.b32 w, $3, 0x18141210, b;
+            prmt.b32 v, $4, 0x00040608, t;
+            or.b32 w, w, v;
+            mov.b64 $1, {u, w}; }""",
+            "=l,=l,l,r,r", [codes, low_table, high_table], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
+        )  # fmt: skip
+    return first, second
+
+
+@triton.jit
+def _halves(codes):
+    """Codes of a word as bytes: the low halves' and the high ones'."""
+    return tl.inline_asm_elementwise(
+        """{ .reg .b32 a, b, t, u;
+        mov.b64 {a, b}, $2;
+        and.b32 t, a, 0x0f0f0f0f;
+        and.b32 u, b, 0x0f0f0f0f;
+        mov.b64 $0, {t, u};
+        shr.u32 t, a, 4;
+        shr.u32 u, b, 4;
+        and.b32 t, t, 0x0f0f0f0f;
+        and.b32 u, u, 0x0f0f0f0f;
+        mov.b64 $1, {t, u}; }""",
+        "=l,=l,l", [codes], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _plain_halves(codes, FP4: tl.constexpr, APART: tl.constexpr):
+    """What _looked_up and _halves give, by arithmetic."""
+    first = tl.zeros_like(codes)
+    second = tl.zeros_like(codes)
+    for place in tl.static_range(16):
+        value = (codes >> (4 * place)) & 15
+        if FP4:
+            exponent = (value >> 1) & 3
+            fraction = value & 1
+            twice = tl.where(exponent == 0, fraction, (2 + fraction) << tl.maximum(exponent - 1, 0))
+            value = tl.where(value >= 8, 12 - twice, 12 + twice)
+        if APART:
+            if place % 2 == 0:
+                first |= value << (4 * place)
+            else:
+                second |= value << (4 * (place - 1))
+        elif place < 8:
+            first |= value << (8 * place)
+        else:
+            second |= value << (8 * (place - 8))
+    return first, second
+
+
+@triton.jit
+def _dots(codes, inputs, first: tl.constexpr, total, PTX: tl.constexpr):
+    """total plus the products of each word's eight bytes with the int16 of two words from `first` on, int32."""
+    if PTX:
+        total = tl.inline_asm_elementwise(
+            """{ .reg .b32 a, b, p, q, s;
+            mov.b64 {a, b}, $1;
+            mov.b64 {p, q}, $2;
+            dp2a.lo.s32.s32 s, p, a, $4;
+            dp2a.hi.s32.s32 s, q, a, s;
+            mov.b64 {p, q}, $3;
+            dp2a.lo.s32.s32 s, p, b, s;
+            dp2a.hi.s32.s32 $0, q, b, s; }""",
+            "=r,l,l,l,r", [codes, inputs[first], inputs[first + 1], total], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        for place in tl.static_range(8):
+            byte = ((codes << (56 - 8 * place)) >> 56).to(tl.int32)
+            number = ((inputs[first + place // 4] << (48 - 16 * (place % 4))) >> 48).to(tl.int32)
+            total += byte * number
+    return total
+
+
+@triton.jit
+def _pair_of_scales(scales, at, mask, CONVERTS: tl.constexpr):
+    """A block's two E4M3 multipliers. at: the pair's place"""
+    pair = tl.load(scales.to(tl.pointer_type(tl.int16)) + at, mask=mask, other=0)
+    if CONVERTS:
+        first, second = tl.inline_asm_elementwise(
+            """{ .reg .b32 both; .reg .b16 low, high;
+            cvt.rn.f16x2.e4m3x2 both, $2;
+            mov.b32 {low, high}, both;
+            cvt.f32.f16 $0, low;
+            cvt.f32.f16 $1, high; }""",
+            "=f,=f,h", [pair], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        first, second = _of_e4m3(pair.to(tl.int32)), _of_e4m3(pair.to(tl.int32) >> 8)
+    return first, second
+
+
+@triton.jit
+def _of_e4m3(byte):
+    return _low_half(((byte & 0x7F) << 7) | ((byte & 0x80) << 8)) * 256.0
+
+
+@triton.jit
+def _one_scale(scales, at, mask, SCALE: tl.constexpr):
+    stored = tl.load(scales + at, mask=mask, other=0)
+    if SCALE == 0:
+        value = stored.to(tl.float32)
+    elif SCALE == 1:
+        value = _of_e4m3(stored.to(tl.int32))
+    else:
+        value = tl.maximum(stored.to(tl.int32) << 23, 0x00400000).to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
+def _multipliers(
+    scales, zeros, n, known, in_k, GROUPS: tl.constexpr, EACH: tl.constexpr, SCALE: tl.constexpr,
+    SIXTEENS: tl.constexpr, ZEROS: tl.constexpr, PTX: tl.constexpr, CONVERTS: tl.constexpr,
+):  # fmt: skip
+    """(multiplier, what stands for nothing) of blocks' numbers, and of their second halves where those differ.
+
+    known: the blocks. EACH: blocks of a group. ZEROS: 0 none, 1 beside the scales, 2 paired with them. What is not there is 0.
+    """
+    blocks = _apart(known, PTX)
+    if SIXTEENS and SCALE == 1 and not ZEROS:
+        scale, second = _pair_of_scales(scales, n * (GROUPS // 2) + blocks, in_k, CONVERTS)
+        zero, second_zero = 0.0, 0.0
+    else:
+        at = n * GROUPS + (2 * blocks if SIXTEENS else _apart(known // EACH, PTX))
+        scale, zero = _one_multiplier(scales, zeros, at, in_k, SCALE, ZEROS)
+        second, second_zero = scale, zero
+        if SIXTEENS:
+            second, second_zero = _one_multiplier(scales, zeros, at + 1, in_k, SCALE, ZEROS)
+    return scale, zero, second, second_zero
+
+
+@triton.jit
+def _one_multiplier(scales, zeros, at, mask, SCALE: tl.constexpr, ZEROS: tl.constexpr):
+    zero = 0.0
+    if ZEROS == 2:
+        pair = tl.load(zeros + at, mask=mask, other=0)
+        scale, zero = _low_half(pair), (_high_half(pair, False) - 1.0) * 256.0
+    else:
+        scale = _one_scale(scales, at, mask, SCALE)
+        if ZEROS == 1:
+            zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
+    return scale, zero
+
+
+@triton.jit
+def _of_blocks(dots):
+    """The two words of each block together. Shapes: [2B, N] -> [B, N]"""
+    return tl.sum(tl.reshape(dots, (dots.shape[0] // 2, 2, dots.shape[1])), axis=1)
+
+
+@triton.jit
+def half_dots_kernel(
+    x, x_scales, x_sums, codes, scales, zeros, row_scales, bias, out, columns, nothing, correction,
+    BLOCKS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, FP4: tl.constexpr, SCALE: tl.constexpr,
+    SIXTEENS: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr, PTX: tl.constexpr, CONVERTS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """BLOCKS: of a row. STEP: blocks at once. x: [ROWS, 4, BLOCKS, 2] 64-bit words. nothing: 0, see _table
+
+    SIXTEENS: the halves of a block are groups of their own.
+    """
+    EACH: tl.constexpr = 1 if SIXTEENS else BLOCKS // GROUPS
+    MIDDLE: tl.constexpr = 0 if ZEROS else 12 if FP4 else 8
+    APART: tl.constexpr = SIXTEENS or not FP4
+    first_n = tl.program_id(0) * BLOCK_N
+    n = (first_n + tl.arange(0, BLOCK_N))[None, :]
+    if not WHOLE_N:
+        n = tl.minimum(n, columns - 1)
+    lanes = tl.arange(0, 2 * STEP)[:, None]
+    base = codes + n.to(tl.int64) * (2 * BLOCKS)
+    following = tl.load(base + lanes, mask=_within(lanes, 2 * BLOCKS, WHOLE_K), other=0, eviction_policy="evict_first")
+    blocks = tl.arange(0, STEP)[:, None]
+    next_scale, next_zero, next_second, next_second_zero = _multipliers(
+        scales,
+        zeros,
+        n,
+        blocks,
+        _within(blocks, BLOCKS, WHOLE_K),
+        GROUPS,
+        EACH,
+        SCALE,
+        SIXTEENS,
+        ZEROS,
+        PTX,
+        CONVERTS,
+    )
+    low_table = _table(0x0F0E0D0C, nothing, PTX)
+    high_table = _table(0x090A0B0C, nothing, PTX)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    sums = ()
+    for _ in tl.static_range(ROWS):
+        sums = sums + (tl.zeros([STEP, BLOCK_N], tl.float32),)
+    for start in tl.static_range(0, BLOCKS, STEP):
+        words, scale, zero, second, second_zero = following, next_scale, next_zero, next_second, next_second_zero
+        at = lanes + 2 * start
+        block = blocks + start
+        if start + STEP < BLOCKS:
+            beyond = at + 2 * STEP
+            following = tl.load(
+                base + beyond, mask=_within(beyond, 2 * BLOCKS, WHOLE_K), other=0, eviction_policy="evict_first"
+            )
+            if GROUPS > 1:
+                later = block + STEP
+                next_scale, next_zero, next_second, next_second_zero = _multipliers(
+                    scales,
+                    zeros,
+                    n,
+                    later,
+                    _within(later, BLOCKS, WHOLE_K),
+                    GROUPS,
+                    EACH,
+                    SCALE,
+                    SIXTEENS,
+                    ZEROS,
+                    PTX,
+                    CONVERTS,
+                )
+        if not PTX:
+            low_codes, high_codes = _plain_halves(words, FP4, APART)
+        elif FP4:
+            low_codes, high_codes = _looked_up(words, low_table, high_table, APART)
+        else:
+            low_codes, high_codes = _halves(words)
+        fresh = ()
+        in_lanes = _within(at, 2 * BLOCKS, WHOLE_K)
+        in_blocks = _within(block, BLOCKS, WHOLE_K)
+        apart = _apart(block, PTX)
+        for m in tl.static_range(ROWS):
+            inputs = ()
+            for w in tl.static_range(4):
+                inputs = inputs + (tl.load(x + (m * 4 + w) * (2 * BLOCKS) + at, mask=in_lanes, other=0),)
+            x_scale = tl.load(x_scales + m * BLOCKS + apart, mask=in_blocks, other=0.0)
+            low_sum = tl.load(x_sums + 2 * m * BLOCKS + apart, mask=in_blocks, other=0)
+            high_sum = tl.load(x_sums + (2 * m + 1) * BLOCKS + apart, mask=in_blocks, other=0)
+            low = _dots(low_codes, inputs, 0, tl.zeros([2 * STEP, BLOCK_N], tl.int32), PTX)
+            if SIXTEENS:
+                high = _dots(high_codes, inputs, 2, tl.zeros([2 * STEP, BLOCK_N], tl.int32), PTX)
+                low_value = (_of_blocks(low) - MIDDLE * low_sum).to(tl.float32)
+                high_value = (_of_blocks(high) - MIDDLE * high_sum).to(tl.float32)
+                if ZEROS:
+                    low_value -= zero * low_sum.to(tl.float32)
+                    high_value -= second_zero * high_sum.to(tl.float32)
+                value = low_value * scale + high_value * second
+            else:
+                both = _dots(high_codes, inputs, 2, low, PTX)
+                value = (_of_blocks(both) - MIDDLE * (low_sum + high_sum)).to(tl.float32)
+                if ZEROS:
+                    value -= zero * (low_sum + high_sum).to(tl.float32)
+                value *= scale
+            fresh = fresh + (sums[m] + value * x_scale,)
+        sums = fresh
+    rows = first_n + tl.arange(0, BLOCK_N)
+    in_n = rows < columns
+    factor = tl.zeros([BLOCK_N], tl.float32) + correction
+    if HAS_ROW_SCALES:
+        factor *= tl.load(row_scales + rows, mask=in_n, other=0.0)
+    added = tl.zeros([BLOCK_N], tl.float32)
+    if HAS_BIAS:
+        added = tl.load(bias + rows, mask=in_n, other=0.0).to(tl.float32)
+    for m in tl.static_range(ROWS):
+        result = tl.sum(sums[m], axis=0) * factor + added
+        tl.store(out + m * columns + rows, result.to(out.dtype.element_ty), mask=in_n)
