@@ -19,19 +19,29 @@ from engine.kernels.triton.device import MAX_LOCKS, copies_tiles, locks_of, unit
 
 @triton.jit
 def _scaled_gemm_kernel(
-    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, parts, locks, rows, columns, depth,
+    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, parts, locks, rows, columns, depth, undivided,
     WHOLE: tl.constexpr, BLOCKS: tl.constexpr, NUM_OUTLIERS: tl.constexpr, HAS_BIAS: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_O: tl.constexpr, GROUP_M: tl.constexpr, SPLITS: tl.constexpr, DESCRIBED: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """BLOCKS: whether scales are of blocks of BLOCK_K, [rows, K / BLOCK_K] of either side, else of rows.
+
+    undivided: tiles that one program does; the K of those after them is shared out among SPLITS programs each.
+    TURNED: a is the weight: its rows are the output's columns, and have the bias
 
     DESCRIBED: a and w are descriptors of tiles, [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside is 0
     """
     row_tiles = tl.cdiv(rows, BLOCK_M)
     column_tiles = tl.cdiv(columns, BLOCK_N)
     # Neighbouring programs share tiles of both sides in the cache.
-    tile = tl.program_id(0)
+    program = tl.program_id(0)
+    tile = program
+    split = 0
+    if SPLITS > 1:
+        beyond = tl.maximum(program - undivided, 0)
+        tile = tl.minimum(program, undivided) + beyond // SPLITS
+        split = beyond % SPLITS
     in_group = GROUP_M * column_tiles
     first_row = tile // in_group * GROUP_M
     height = tl.minimum(row_tiles - first_row, GROUP_M)
@@ -43,11 +53,10 @@ def _scaled_gemm_kernel(
     safe_n = tl.minimum(n, columns - 1).to(tl.int64)
     lanes = tl.arange(0, BLOCK_K)
     blocks = tl.cdiv(depth, BLOCK_K)
-    split = tl.program_id(1)
     first = 0
     end = blocks
     if SPLITS > 1:
-        each = tl.cdiv(blocks, SPLITS)
+        each = tl.where(program < undivided, blocks, tl.cdiv(blocks, SPLITS))
         first = split * each
         end = tl.minimum(first + each, blocks)
     if not DESCRIBED:
@@ -79,28 +88,29 @@ def _scaled_gemm_kernel(
             a_at += BLOCK_K
             w_at += BLOCK_K
     mask = (m < rows)[:, None] & (n < columns)[None, :]
-    at = m.to(tl.int64)[:, None] * columns + n[None, :]
     last = True
     if SPLITS > 1:
-        # The program that ends last adds all parts, always in the same order; whole numbers are exact in any.
-        part_at = parts + at
-        stride = rows * columns.to(tl.int64)
-        if WHOLE:
-            tl.store(part_at + split * stride, counts, mask=mask)
-        else:
-            tl.store(part_at + split * stride, total, mask=mask)
-        tl.debug_barrier()
-        last = tl.atomic_add(locks + tile, 1, sem="acq_rel") == SPLITS - 1
-        if last:
-            counts = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
-            total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            for other in tl.static_range(SPLITS):
-                part = tl.load(part_at + other * stride, mask=mask, other=0, cache_modifier=".cg")
-                if WHOLE:
-                    counts += part
-                else:
-                    total += part
-            tl.store(locks + tile, 0)
+        last = program < undivided
+        if program >= undivided:
+            # The program that ends last adds all parts, always in the same order; whole numbers are exact in any.
+            within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+            part_at = parts + (tile - undivided).to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N) + within
+            if WHOLE:
+                tl.store(part_at + split * (BLOCK_M * BLOCK_N), counts)
+            else:
+                tl.store(part_at + split * (BLOCK_M * BLOCK_N), total)
+            tl.debug_barrier()
+            last = tl.atomic_add(locks + (tile - undivided), 1, sem="acq_rel") == SPLITS - 1
+            if last:
+                counts = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+                total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                for other in tl.static_range(SPLITS):
+                    part = tl.load(part_at + other * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+                    if WHOLE:
+                        counts += part
+                    else:
+                        total += part
+                tl.store(locks + (tile - undivided), 0)
     if last:
         if WHOLE:
             total = counts.to(tl.float32)
@@ -112,8 +122,13 @@ def _scaled_gemm_kernel(
                 kept = tl.load(a_outliers + safe_m[:, None] * NUM_OUTLIERS + (chosen + slots)[None, :])
                 beside = tl.load(w_outliers + safe_n[None, :] * NUM_OUTLIERS + (chosen + slots)[:, None])
                 total = tl.dot(kept, beside, total, input_precision="ieee")
-        if HAS_BIAS:
+        if HAS_BIAS and TURNED:
+            total += tl.load(bias + safe_m).to(tl.float32)[:, None]
+        elif HAS_BIAS:
             total += tl.load(bias + safe_n).to(tl.float32)[None, :]
+        at = m.to(tl.int64)[:, None] * columns + n[None, :]
+        if TURNED:
+            at = n.to(tl.int64)[None, :] * rows + m[:, None]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
@@ -127,6 +142,8 @@ class ScaledTiles:
     group_m: int = 8
     splits: int = 1
     described: bool = False  # copied by descriptors, where rows begin at multiples of 16 bytes
+    undivided: int = 0  # tiles that are not split, the first ones
+    turned: bool = False  # block_m is of the weight's rows, block_n of the activations'
 
 
 def scaled_gemm(
@@ -145,29 +162,35 @@ def scaled_gemm(
     Shapes: a [M, K] and w [N, K], both int8 or both E4M3; a_scales [M, 1] and w_scales [N, 1], or [M, K/128] and
         [N, K/128] of E4M3; a_outliers [M, k] and w_outliers [N, k], k a power of two from 16 on -> [M, N] in dtype
     """
+    blocks = a_scales.shape[1] > 1
+    tiles = tiles or usual_tiles(a.device, a.shape[0], w.shape[0], blocks=blocks)
+    out = torch.empty(a.shape[0], w.shape[0], dtype=dtype, device=a.device)
+    kept = 0 if a_outliers is None else a_outliers.shape[1]
+    if tiles.turned:
+        a, w, a_scales, w_scales, a_outliers, w_outliers = w, a, w_scales, a_scales, w_outliers, a_outliers
     rows, depth = a.shape
     columns = w.shape[0]
-    blocks = a_scales.shape[1] > 1
-    tiles = tiles or usual_tiles(a.device, rows, columns, blocks=blocks)
     block_k = 128 if blocks else tiles.block_k
     described = tiles.described and all(_describable(codes) for codes in (a, w))
-    out = torch.empty(rows, columns, dtype=dtype, device=a.device)
-    kept = 0 if a_outliers is None else a_outliers.shape[1]
     num_tiles = triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n)
-    splits = min(tiles.splits, max(1, depth // LEAST_PART)) if num_tiles <= MAX_LOCKS else 1
+    splits = min(tiles.splits, max(1, depth // LEAST_PART))
+    undivided = num_tiles if splits == 1 else min(tiles.undivided, num_tiles)
+    parted = num_tiles - undivided
+    if parted > MAX_LOCKS:
+        splits, undivided, parted = 1, num_tiles, 0
     parts = out
-    if splits > 1:
+    if parted:
         kind = torch.int32 if a.dtype == torch.int8 else torch.float32
-        parts = torch.empty(splits, rows, columns, dtype=kind, device=a.device)
+        parts = torch.empty(parted * splits * tiles.block_m * tiles.block_n, dtype=kind, device=a.device)
     a_tiles = TensorDescriptor.from_tensor(a, [tiles.block_m, block_k]) if described else a
     w_tiles = TensorDescriptor.from_tensor(w, [tiles.block_n, block_k]) if described else w
-    _scaled_gemm_kernel[(num_tiles, splits)](
+    _scaled_gemm_kernel[(undivided + parted * splits,)](
         a_tiles, w_tiles, a_scales, w_scales,
         a if a_outliers is None else a_outliers, a if w_outliers is None else w_outliers,
-        a if bias is None else bias, out, parts, locks_of(a.device), rows, columns, depth,
+        a if bias is None else bias, out, parts, locks_of(a.device), rows, columns, depth, undivided,
         a.dtype == torch.int8, blocks, kept, bias is not None, depth % block_k == 0,
-        tiles.block_m, tiles.block_n, block_k, min(64, max(16, kept)), tiles.group_m, splits, described,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        tiles.block_m, tiles.block_n, block_k, min(64, max(16, kept)), tiles.group_m, splits if parted else 1,
+        described, tiles.turned, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 

@@ -1,0 +1,232 @@
+"""A quantised weight times 5 to 64 rows, exact activations: the weight's codes are the left side of the product.
+
+So a tile has as many weight rows as the matrix units want at least, and its codes become numbers in the registers that
+the units read them from; the few activations are the right side. A group's multiplier and zero point are asked for a
+step before they are needed. A row's result depends on no other's.
+"""
+
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.decode import CODE_NUMBERS, SCALE_NUMBERS, _high_half, _low_half, _scale
+from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx, units_of
+from engine.kernels.triton.quant_gemm import MAGIC_BITS, _above, _numbers
+
+MAX_ROWS = 64
+MAX_SPLITS = 8
+LEAST_PART = 512  # numbers of K in a part
+
+
+@triton.jit
+def _of_group(scales, zeros, at, mask, SCALE: tl.constexpr, ZEROS: tl.constexpr, nothing):
+    """(multiplier, zero point) of each row's group. ZEROS: 0 none, 1 beside the scales, 2 paired with them"""
+    if ZEROS == 2:
+        pair = tl.load(zeros + at, mask=mask, other=0)
+        return _low_half(pair), (_high_half(pair, False) - 1.0) * 256.0
+    scale = _scale(scales, at, mask, False, SCALE)
+    zero = tl.zeros_like(scale) + nothing
+    if ZEROS == 1:
+        zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
+    return scale, zero
+
+
+@triton.jit
+def _of_runs(
+    scales, zeros, n, groups, start, end, SCALE: tl.constexpr, ZEROS: tl.constexpr, GROUP: tl.constexpr,
+    RUN: tl.constexpr, RUNS: tl.constexpr, PACKED: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """(multiplier, zero point) of the runs of RUN codes from start on, of the low halves and of the high ones."""
+    k = start + tl.arange(0, RUNS) * (RUN * PACKED)
+    at = n[:, None] * groups + (k // GROUP)[None, :]
+    mask = (n >= 0)[:, None] & (k < end)[None, :]
+    scale = _scale(scales, at, mask, False, SCALE)
+    zero, second, second_zero = scale, scale, scale
+    if ZEROS == 1:
+        zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
+        second_zero = zero
+    if EACH == 2:
+        second = _scale(scales, at + 1, mask, False, SCALE)
+        if ZEROS == 1:
+            second_zero = tl.load(zeros + at + 1, mask=mask, other=0).to(tl.float32)
+    return scale, zero, second, second_zero
+
+
+@triton.jit
+def _spread(values, RUN: tl.constexpr):
+    """Each value RUN times. Shapes: values [N, R] -> [N, R * RUN]"""
+    wide = tl.broadcast_to(values[:, :, None], [values.shape[0], values.shape[1], RUN])
+    return tl.reshape(wide, [values.shape[0], values.shape[1] * RUN])
+
+
+@triton.jit
+def _tile_rows_kernel(
+    x, codes, scales, zeros, row_scales, bias, out, parts, locks, rows, columns, depth, groups, per_split,
+    CODE: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr, ZEROS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
+    PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
+
+    MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
+    """
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(2)
+    PACKED: tl.constexpr = 2 if CODE >= 2 else 1
+    in_m = m < rows
+    in_n = n < columns
+    safe_n = tl.minimum(n, columns - 1).to(tl.int64)
+    lanes = tl.arange(0, BLOCK_K // PACKED)
+    x_rows = x + tl.minimum(m, rows - 1).to(tl.int64)[None, :] * depth
+    w_rows = codes + (safe_n * (depth // PACKED))[:, None]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    first = split * per_split
+    end = tl.minimum(first + per_split, depth)
+    NOTHING: tl.constexpr = 8.0 if CODE == 2 else 0.0
+    RUN: tl.constexpr = 16 if PACKED == 2 else GROUP
+    RUNS: tl.constexpr = 1 if LATE or GROUP == 0 else BLOCK_K // PACKED // RUN
+    EACH: tl.constexpr = 2 if GROUP == 16 and PACKED == 2 else 1  # groups of a block of half bytes
+    if LATE:
+        next_scale, next_zero = _of_group(scales, zeros, safe_n * groups + first // GROUP, in_n, SCALE, ZEROS, NOTHING)
+    elif RUNS > 1:
+        next_scale, next_zero, next_second, next_second_zero = _of_runs(
+            scales, zeros, safe_n, groups, first, end, SCALE, ZEROS, GROUP, RUN, RUNS, PACKED, EACH
+        )
+    for start in range(first, end, BLOCK_K):
+        place = start // PACKED + lanes
+        in_k = place < depth // PACKED
+        if EVEN:
+            stored = tl.load(w_rows + place[None, :])
+        else:
+            stored = tl.load(w_rows + place[None, :], mask=in_k[None, :], other=0)
+        part = acc
+        if LATE:
+            part = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            scale, zero = next_scale, next_zero
+            later = start + BLOCK_K
+            next_scale, next_zero = _of_group(
+                scales, zeros, safe_n * groups + later // GROUP, in_n & (later < end), SCALE, ZEROS, NOTHING
+            )
+        elif RUNS > 1:
+            scale, zero, second, second_zero = next_scale, next_zero, next_second, next_second_zero
+            next_scale, next_zero, next_second, next_second_zero = _of_runs(
+                scales, zeros, safe_n, groups, start + BLOCK_K, end, SCALE, ZEROS, GROUP, RUN, RUNS, PACKED, EACH
+            )
+        for half in tl.static_range(PACKED):
+            k = place
+            if PACKED == 2:
+                k = (place // 16) * 32 + half * 16 + place % 16
+            # Rows that are not there are not fetched.
+            if EVEN:
+                a = tl.load(x_rows + k[:, None], mask=in_m[None, :], other=0.0)
+            else:
+                a = tl.load(x_rows + k[:, None], mask=in_m[None, :] & in_k[:, None], other=0.0)
+            if MAGIC > 0:
+                # 128 or 1024 plus the code by setting bits, less as much plus the zero point: exact in 16 bits.
+                w = _above(stored, a.dtype, MAGIC, half, PTX)
+                w -= (zero + (128.0 if MAGIC == 0x4300 else 1024.0)).to(a.dtype)[:, None]
+            else:
+                w = _numbers(stored, CODE, half, HARDWARE)
+                if CODE == 2 and LATE:
+                    w -= zero[:, None]
+                elif CODE == 2 and ZEROS == 0:
+                    w -= 8.0
+                if RUNS > 1:
+                    if CODE == 2 and ZEROS == 1:
+                        w -= _spread(zero if half == 0 else second_zero, RUN)
+                    w *= _spread(scale if half == 0 else second, RUN)
+            part = tl.dot(w.to(a.dtype), a, part, input_precision="ieee")
+        if LATE:
+            acc += part * scale[:, None]
+        else:
+            acc = part
+    if GROUP == 0:
+        acc *= tl.load(scales + safe_n).to(tl.float32)[:, None]
+    if HAS_ROW_SCALES:
+        acc *= tl.load(row_scales + safe_n)[:, None]
+    at = m.to(tl.int64)[None, :] * columns + n[:, None]
+    mask = in_m[None, :] & in_n[:, None]
+    last = True
+    if SPLITS > 1:
+        # The program that ends last adds all parts, always in the same order.
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        part_at = parts + tile.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_M) + within
+        tl.store(part_at + split * (BLOCK_N * BLOCK_M), acc)
+        tl.debug_barrier()
+        last = tl.atomic_add(locks + tile, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for other in tl.static_range(SPLITS):
+                acc += tl.load(part_at + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+            tl.store(locks + tile, 0)
+    if last:
+        if HAS_BIAS:
+            acc += tl.load(bias + safe_n).to(tl.float32)[:, None]
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    block_n: int  # of the weight's rows
+    block_k: int
+    warps: int
+    stages: int
+    splits: int = 0  # 0: enough to fill the device
+    ptx: bool = True
+    block_m: int = 0
+
+
+def tile_rows(
+    x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None = None, tiles: RowTiles | None = None
+) -> torch.Tensor:
+    """Shapes: x [M, K]; weight (N, K); bias [N] -> [M, N]"""
+    rows, depth = x.shape
+    columns, groups = weight.shape[0], int(weight.scales.shape[1])
+    device = x.device
+    tiles = tiles or row_tiles(weight, device)
+    group = 0 if groups == 1 and weight.code in ("fp8", "int8") else weight.group
+    late = group >= 64
+    block_k = group if late else tiles.block_k
+    whole = weight.zeros is None or weight.zeros.dtype == torch.uint8
+    magic = MAGIC_BITS.get(x.dtype, 0) if weight.code == "int4" and late and whole else 0
+    paired = late and weight.pairs is not None
+    zeros = weight.pairs if paired else weight.zeros
+    block_m = tiles.block_m or min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
+    row_tiles_, column_tiles = triton.cdiv(rows, block_m), triton.cdiv(columns, tiles.block_n)
+    splits = tiles.splits or max(1, min(MAX_SPLITS, 3 * units_of(device) // (row_tiles_ * column_tiles)))
+    per_split = triton.cdiv(max(LEAST_PART, triton.cdiv(depth, splits)), block_k) * block_k
+    splits = triton.cdiv(depth, per_split)
+    assert splits == 1 or row_tiles_ * column_tiles <= MAX_LOCKS, (rows, columns)
+    out = torch.empty(rows, columns, dtype=x.dtype, device=device)
+    parts = out
+    if splits > 1:
+        parts = torch.empty(
+            row_tiles_ * column_tiles * splits * tiles.block_n * block_m, dtype=torch.float32, device=device
+        )
+    none = weight.codes
+    _tile_rows_kernel[(column_tiles, row_tiles_, splits)](
+        x.contiguous(), none if none.dtype == torch.uint8 else none.view(torch.uint8),
+        weight.scales, none if zeros is None else zeros,
+        none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
+        parts, locks_of(device), rows, columns, depth, groups, per_split,
+        CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], group, late,
+        2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
+        converts_fp8(device), magic, tiles.ptx and speaks_ptx(device), splits, depth % block_k == 0,
+        block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+def row_tiles(weight: CodedWeight, device: torch.device) -> RowTiles:
+    """What is usual for such a weight."""
+    return RowTiles(64, 128, 4, 4)
