@@ -176,6 +176,26 @@ def quality_section(lines: list[Line]) -> str:
     return "\n".join([f"## {origin['model']}, precisions", "", _origin(origin), "", *_table(heads, rows), "", note, ""])
 
 
+def loading_section(lines: list[Line]) -> str:
+    """How fast weights get to a device."""
+    origin, rows = lines[0], []
+    for line in lines[1:]:
+        size = f"{line['bytes'] / 1e9:,.1f} GB"
+        match line.get("fig"):
+            case "load":
+                share = "" if line["share"] is None else f"{line['share']:.0%} of the link's {line['link_gb_s']:g} GB/s"
+                work = f"{size}{', the first in its process' if line['turn'] == 0 else ''}"
+                rows.append(["weights to the device", work, f"{line['s']:.2f} s, {line['gb_s']:.1f} GB/s", share])
+            case "first token":
+                split = f"imports {line['imported_s']:.1f} s, weights {line['read_s']:.1f} s"
+                rows.append(["start to first token", size, f"{line['first_token_s']:.1f} s", split])
+            case other:
+                raise ConfigError(f"The result of loading holds an unknown figure {other!r}.", "Update the report.")
+    note = "From the page cache, through the ordinary loader; memory of the device is taken anew each time."
+    table = _table(["figure", "of", "took", ""], rows)
+    return "\n".join([f"## {origin['model']}, loading", "", _origin(origin), "", *table, "", note, ""])
+
+
 def kernels_section(lines: list[Line]) -> str:
     """Quantised kernels beside plain ones."""
     parts = ["## Quantised kernels", "", _origin(lines[0]), ""]
@@ -272,6 +292,7 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "host": host_section,
     "quality": quality_section,
     "kernels": kernels_section,
+    "loading": loading_section,
     "tide": tide_section,
     "serve": serve_section,
     "soak": soak_section,
