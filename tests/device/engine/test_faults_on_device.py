@@ -41,7 +41,7 @@ def fill() -> None:
 def test_a_prompt_that_needs_more_memory_than_is_free_takes_smaller_steps_and_ends_nobody(
     full_device: None, tmp_path: Path
 ) -> None:
-    wide = {"hidden_size": 128, "intermediate_size": 8192, "max_position_embeddings": 4096}
+    wide = {"hidden_size": 192, "intermediate_size": 8192, "max_position_embeddings": 4096}
     saved_case("Llama", wide, tmp_path)
     knobs = Knobs(max_running=8, token_budget=4096, prefill_chunk=4096, prefix_cache=False)
     config = WorkerConfig(
