@@ -4,8 +4,8 @@ The workload is fixed, so that figures of different engines can be compared: gre
 ignored, prompts of random ids from one seed. Decode is the slope between 32 and 160 output tokens after 256-token
 prompts, best of two; prefill is one prompt with one output token, best of three; throughput is 256 requests of
 100 to 1,024 tokens in and out. On request: gap, the longest time between two tokens of running streams while a long
-prompt enters, and steady, what the allocator was asked in 50 decode steps. One JSON line a figure, the first says
-where they come from.
+prompt enters, steady, what the allocator was asked in 50 decode steps, and profile, where a step's time goes. One JSON
+line a figure, the first says where they come from.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from bench.provenance import provenance
 from bench.random_weights import random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from bench.steadiness import longest_gap, steady_allocations
+from bench.step_parts import profiled_decode, profiled_prefill
 from engine.builder import BuiltEngine, build_engine
 from engine.core import EngineCore
 from engine.devices import open_device
@@ -104,6 +105,14 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
             streams = [prompt(arguments.prompt) for _ in range(batch)]
             counts = steady_allocations(engine.core, engine.device, streams)
             show(fig="steady", batch=batch, steps=50, allocated=counts)
+    if "profile" in arguments.do:
+        for batch in arguments.batches:
+            streams = [prompt(arguments.prompt) for _ in range(batch)]
+            parts = profiled_decode(engine.core, engine.device, streams)
+            show(fig="profile", of="decode", batch=batch, context=arguments.prompt, **parts)
+        for tokens in arguments.prefills:
+            parts = profiled_prefill(engine.core, engine.device, [prompt(tokens) for _ in range(3)])
+            show(fig="profile", of="prefill", tokens=tokens, **parts)
     if "throughput" in arguments.do:
         count = arguments.nreq
         inputs = [rng.randint(100, 1024) for _ in range(count)]
@@ -116,6 +125,7 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
             nreq=count,
             inputs=sum(inputs),
             outputs=produced,
+            longest_out=max(outputs),
             s=round(seconds, 2),
             out_tok_s=round(produced / seconds, 1),
             total_tok_s=round((produced + sum(inputs)) / seconds, 1),

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.report_control import idle_rows, serve_rows, soak_rows
 from bench.report_kernels import kernel_tables
+from bench.report_offline import figure_rows, part_rows
 from engine.errors import ConfigError
 
 Line = dict[str, Any]
@@ -88,44 +89,18 @@ def peers_section(lines: list[Line]) -> str:
 
 
 def offline_section(lines: list[Line]) -> str:
-    """One engine, one model: decode by batch, prefill by length, throughput."""
+    """One engine, one model: decode by batch, prefill by length, throughput, each beside what it could be at best."""
     origin, figures = lines[0], lines[1:]
     engine, model = origin.get("engine", "Bayard"), origin.get("model", "?")
     scale = origin.get("opts", {}).get("scale", "full")
     title = f"## {model}{'' if scale == 'full' else f' ({scale} sister)'}, {engine}, offline"
     if "refused" in origin:
         return "\n".join([title, "", f"Not run: {origin['refused']}", ""])
-    rows = []
-    for line in figures:
-        match line.get("fig"):
-            case "decode":
-                rows.append(
-                    [
-                        "decode",
-                        f"batch {line['batch']}",
-                        f"{line['ms_per_step']:.2f} ms a step",
-                        f"{line['tok_s']:,.0f}",
-                    ]
-                )
-            case "prefill":
-                rows.append(["prefill", f"{line['tokens']:,} tokens", f"{line['ms']:,.1f} ms", f"{line['tok_s']:,.0f}"])
-            case "throughput":
-                work = f"{line['nreq']} requests, {line['inputs']:,} tokens in, {line['outputs']:,} out"
-                rows.append(["throughput", work, f"{line['s']:,.2f} s", f"{line['out_tok_s']:,.0f} out"])
-            case "gap":
-                limit = f"steps within {line['max_step_ms']:g} ms" if line["max_step_ms"] else "steps without a limit"
-                work = f"{line['entering']:,} tokens beside {line['batch']} streams, {limit}"
-                took = f"{line['longest_ms']:,.1f} ms (usual {line['usual_ms']:,.1f})"
-                rows.append(["longest gap", work, took, f"first token after {line['first_token_ms']:,.0f} ms"])
-            case "steady":
-                counts = line["allocated"]
-                told = "not counted here" if counts is None else f"{counts['segments']} pieces of device memory"
-                rows.append(["allocated", f"{line['steps']} decode steps of {line['batch']} streams", told, ""])
-            case other:
-                raise ConfigError(
-                    f"The result of {model} holds an unknown figure {other!r}.", "Update bench/report.py."
-                )
-    return "\n".join([title, "", _origin(origin), "", *_table(["figure", "work", "time", "tokens/s"], rows), ""])
+    parts = [title, "", _origin(origin), ""]
+    for heads, rows, note in (figure_rows(origin, figures), part_rows(figures)):
+        if rows:
+            parts += [*_table(heads, rows), "", *([note, ""] if note else [])]
+    return "\n".join(parts)
 
 
 def host_section(lines: list[Line]) -> str:
