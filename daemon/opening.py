@@ -52,6 +52,9 @@ async def open_servers(app: Appliance) -> None:
     app.tenants.usage.count_losses(settings.state_dir / "usage.count")
     await app.start_part("tenants", app.tenants.start, app.tenants.stop)
     await make_first_key(app.tenants, settings.state_dir)
+    from daemon.strategy.parts import drained_devices
+
+    app.supervisor.drained |= await asyncio.to_thread(drained_devices, app.store)
     await app.start_part("upkeep", app.upkeep.start, app.upkeep.stop)
     if settings.grpc.enabled:
         await _open_grpc(app)

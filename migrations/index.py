@@ -9,4 +9,5 @@ REVISIONS = (
     "0006_batches",
     "0007_tenant_share",
     "0008_measured_precision",
+    "0009_marks",
 )

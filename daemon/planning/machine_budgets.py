@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from daemon.planning.budget import Claim, DeviceBudget
 from daemon.planning.install import EngineInstall
@@ -24,11 +25,13 @@ def budgets_of(
     own_pids: frozenset[int] = frozenset(),
     idle: bool = False,
     returned_bytes: Mapping[str, int] | None = None,
+    drained: Mapping[str, str] | None = None,
 ) -> tuple[DeviceBudget, ...]:
     """One budget a device, accelerators first; devices that cannot be used carry the reason.
 
     idle: plan for the machine as it will be when its present loads have ended (what a saved description is for).
     returned_bytes: by device, what Bayard's own workers hold now and a new plan would give back.
+    drained: devices that an operator has taken out of use, and why.
     """
     claims = claims or {}
     returned = returned_bytes or {}
@@ -37,7 +40,11 @@ def budgets_of(
         own = () if idle else (returned.get(device, 0),)
         budgets.append(_accelerator(accelerator, device, install, tuple(claims.get(device, ())), own_pids, own))
     budgets.append(_cpu(machine, tuple(claims.get("cpu", ())), () if idle else (returned.get("cpu", 0),)))
-    return tuple(budgets)
+    out = drained or {}
+    return tuple(
+        replace(budget, unusable=f"it is drained: {out[budget.device]}") if budget.device in out else budget
+        for budget in budgets
+    )
 
 
 def device_names(machine: Machine, install: EngineInstall) -> list[str]:

@@ -216,6 +216,18 @@ class Setting(Base):
     updated_by: Mapped[str] = mapped_column(Text)
 
 
+class MarkRow(Base):
+    """Owner: daemon.store.marks. kind: drained, acknowledged; what an operator said until further notice."""
+
+    __tablename__ = "marks"
+
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)
+    subject: Mapped[str] = mapped_column(Text, primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    made_by: Mapped[str] = mapped_column(Text)
+    made_at: Mapped[datetime]
+
+
 class StoredResponse(Base):
     """Owner: daemon.responses. One answer of /v1/responses with what was new in its input."""
 

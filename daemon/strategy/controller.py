@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -52,6 +52,8 @@ class Workers(Protocol):
     async def wake(self, name: str, reason: str, *, prove: bool = False) -> None: ...
     async def set_knobs(self, name: str, knobs: Knobs) -> None: ...
     def views(self) -> list[WorkerView]: ...
+    @property
+    def drained(self) -> Mapping[str, str]: ...
 
 
 class PlanController:
@@ -253,6 +255,10 @@ class PlanController:
         if (switch := self._switcher.current(model)) is not None:
             await self._switcher.step(switch, config, views)
             return 1
+        for view in mine:
+            if view.config.device in self._supervisor.drained and view.config.device != profile.device:
+                self._leaving.leave(view, f"{profile.model} moves to {profile.device}")
+        mine = [view for view in mine if view.name not in self._leaving]
         if not mine:
             await self._start(profile, config, views, why)
             return 1

@@ -56,6 +56,7 @@ class PlanningDesk:
         *,
         detect: Callable[[], Machine],
         own_memory: Callable[[], OwnMemory] = lambda: OwnMemory({}),
+        drained: Callable[[], Mapping[str, str]] = dict,
         install: EngineInstall | None = None,
     ) -> None:
         self._settings = settings
@@ -65,6 +66,7 @@ class PlanningDesk:
         self._measurements = measurements
         self._detect = detect
         self._own_memory = own_memory
+        self.drained = drained  # devices out of use, and why
         self._install = install or EngineInstall.here()
         self._noting = Noting(measurements, self.spec_of, self._budget_of)
 
@@ -104,7 +106,9 @@ class PlanningDesk:
             budgets = budgets_of(machine, EngineInstall.full(), claims, idle=True)
             return Planner(budgets, rounding=self._rounding)
         own = self._own_memory()
-        budgets = budgets_of(self._detect(), self._install, claims, own.pids, returned_bytes=own.held_bytes)
+        budgets = budgets_of(
+            self._detect(), self._install, claims, own.pids, returned_bytes=own.held_bytes, drained=self.drained()
+        )
         return Planner(
             budgets,
             self._measurements.rates,
@@ -149,7 +153,7 @@ class PlanningDesk:
             spec = replace(read_spec(record.path), name=record.name)
             asked = Request(strategy, context_tokens, users, kv_dtype, weights=weights)
             answer = self.planner(beside=profiles).answer(spec, asked)
-            profiles.append(self._with_adapters(_chosen(answer)))
+            profiles.append(self.with_adapters(_chosen(answer)))
         now = utc_now()
         plan = SavedPlan(name, strategy, OPERATOR, tuple(profiles), "", now, now)
         return self._plans.save(plan, "made by an operator")
@@ -161,7 +165,7 @@ class PlanningDesk:
         mine = {s: saved.get(s.value) for s in AUTOMATIC}
         usable = [s for s, plan in mine.items() if plan is None or plan.origin == AUTO]
         beside = {s: () if (plan := mine[s]) is None else plan.profiles for s in usable}
-        answers = self._answers(spec, usable, beside)
+        answers = self.answers(spec, usable, beside)
         for strategy, answer in answers.items():
             if answer.chosen is None:
                 self._events.publish("plan", strategy.value, "saved", "saved", _why_not(record.name, answer))
@@ -169,7 +173,7 @@ class PlanningDesk:
             plan = mine[strategy] or SavedPlan(
                 strategy.value, strategy, AUTO, (), "kept up to date by imports", utc_now(), utc_now()
             )
-            self._plans.save(plan.with_profile(self._with_adapters(answer.chosen)), f"model {record.name} was imported")
+            self._plans.save(plan.with_profile(self.with_adapters(answer.chosen)), f"model {record.name} was imported")
         if self._plans.default() is None:
             first = next((s.value for s, answer in answers.items() if answer.chosen is not None), None)
             if first is not None:
@@ -180,14 +184,14 @@ class PlanningDesk:
         for plan in self._plans.all():
             profile = None if record.base is None else plan.profile_of(record.base)
             if profile is not None:
-                self._plans.save(plan.with_profile(self._with_adapters(profile)), f"adapter {record.name} was imported")
+                self._plans.save(plan.with_profile(self.with_adapters(profile)), f"adapter {record.name} was imported")
 
-    def _with_adapters(self, profile: Profile, without: str = "") -> Profile:
+    def with_adapters(self, profile: Profile, without: str = "") -> Profile:
         """With all that are imported for its model."""
         found = [record for record in self._models.adapters_of(profile.model) if record.name != without]
         return profile.with_adapters(tuple(AdapterRef(r.name, r.path, r.weight_bytes) for r in found))
 
-    def _answers(
+    def answers(
         self, spec: ModelSpec, strategies: Sequence[Strategy], beside: Mapping[Strategy, Sequence[Profile]]
     ) -> dict[Strategy, PlanAnswer]:
         """Together where the plans hold the same models, so that going between them moves knobs alone."""
@@ -230,7 +234,7 @@ class PlanningDesk:
         for plan in self._plans.all():
             for profile in plan.profiles:
                 if any(adapter.name == record.name for adapter in profile.adapters):
-                    rest = plan.with_profile(self._with_adapters(profile, without=record.name))
+                    rest = plan.with_profile(self.with_adapters(profile, without=record.name))
                     self._plans.save(rest, f"adapter {record.name} is being deleted")
                     changed.append(plan.name)
         return changed

@@ -12,6 +12,7 @@ from daemon.models.registry import ModelRegistry
 from daemon.planning.install import EngineInstall
 from daemon.planning.measurements import Measurements
 from daemon.settings import Settings
+from daemon.store.marks import MarkKind, Marks
 from daemon.store.session import Store
 from daemon.strategy.desk import OwnMemory, PlanningDesk
 from daemon.strategy.plans import OPERATOR, Plans
@@ -50,6 +51,7 @@ def build_parts(
         measurements,
         detect=detect,
         own_memory=lambda: own_memory(views()),
+        drained=lambda: drained_devices(store),
     )
     room = MachineRoom(hwdetect.detect, EngineInstall.here(), limit_bytes)
     models.on_imported = desk.add_imported
@@ -57,6 +59,11 @@ def build_parts(
     aliases = Aliases(store, events)
     models.users_of = lambda name: users_of(name, plans, views()) + [f"alias {alias}" for alias in aliases.of(name)]
     return StrategyParts(models, aliases, plans, Rules(store, events, settings), measurements, desk, room)
+
+
+def drained_devices(store: Store) -> dict[str, str]:
+    """Devices that operators have taken out of use, and why. Blocks: reads the store."""
+    return {device: mark.reason for device, mark in Marks(store).all(MarkKind.DRAINED).items()}
 
 
 def own_memory(views: list[WorkerView]) -> OwnMemory:

@@ -32,6 +32,7 @@ class FakeWorkers:
     restarts: dict[str, int] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
     next_pid: int = 100
+    drained: dict[str, str] = field(default_factory=dict)
     inflight: dict[str, int] = field(default_factory=dict)
     sleepless: bool = False  # their processes end instead
     woken_state: WorkerState = WorkerState.READY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 
 from fastapi import APIRouter
@@ -13,6 +14,9 @@ from daemon.api.admin.services import AdminServices
 from daemon.machine_watch import id_of
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import device_names
+from daemon.store.base import utc_now
+from daemon.store.marks import Mark, MarkKind, Marks
+from daemon.strategy.replanning import replan
 from engine.errors import NotFound
 from hwdetect.facts import encode
 from hwdetect.machine import Accelerator, Machine
@@ -115,14 +119,19 @@ async def post_drain(
     if dry_run:
         views = [view for view in services.supervisor.views() if view.config.device == device]
         told = [f"worker {view.name} sleeps, with {view.inflight} requests in flight" for view in views]
-        told += [f"no worker starts on {accelerator_id} until it is undrained, or the daemon restarts"]
+        told += [f"no worker starts on {accelerator_id} until it is undrained"]
+        told.append("automatic plans move its models to other devices where they have room; saved plans wait for it")
         return Consequences(consequences=told, in_flight=sum(view.inflight for view in views))
     reason = f"{accelerator_id} is drained by {caller.name}"
     before = {"drained": services.supervisor.drained.get(device)}
+    mark = Mark(device, reason, caller.name, utc_now())
+    await asyncio.to_thread(Marks(services.store).set, MarkKind.DRAINED, mark)
     asleep = await services.supervisor.drain_device(device, reason)
-    after = {"device": device, "workers": asleep}
+    moved = await asyncio.to_thread(replan, services.desk, services.plans, services.events, device, reason)
+    after = {"device": device, "workers": asleep, "plans": moved}
     await services.tenants.record(caller.actor, "accelerator.drain", f"accelerator:{accelerator_id}", after, before)
     services.events.publish("hardware", accelerator_id, "in use", "drained", reason)
+    await services.controller.reconcile(reason)
     return AcceleratorAnswer(item=_item(services, found, device), details=encode(found), as_of=machine.as_of)
 
 
@@ -132,12 +141,18 @@ async def post_undrain(accelerator_id: str, services: Services, caller: Operator
     machine = await services.machine.current()
     found, device = _find(machine, accelerator_id)
     before = services.supervisor.drained.get(device)
+    await asyncio.to_thread(Marks(services.store).clear, MarkKind.DRAINED, [device])
     woken = await services.supervisor.undrain_device(device)
-    after = {"device": device, "workers": woken}
+    moved: list[str] = []
+    if before is not None:
+        reason = f"{accelerator_id} is in use again"
+        moved = await asyncio.to_thread(replan, services.desk, services.plans, services.events, device, reason)
+    after = {"device": device, "workers": woken, "plans": moved}
     what = f"accelerator:{accelerator_id}"
     await services.tenants.record(caller.actor, "accelerator.undrain", what, after, {"drained": before})
     if before is not None:
         services.events.publish("hardware", accelerator_id, "drained", "in use", f"by {caller.name}")
+        await services.controller.reconcile(reason)
     return AcceleratorAnswer(item=_item(services, found, device), details=encode(found), as_of=machine.as_of)
 
 

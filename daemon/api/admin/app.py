@@ -45,6 +45,7 @@ from daemon.api.admin.answers import ErrorAnswer, error_answer
 from daemon.api.admin.faults import Attention
 from daemon.api.admin.services import AdminServices
 from daemon.api.admin.write_rules import WriteRules
+from daemon.store.marks import Marks
 from engine.errors import BayardError, InvalidParameter
 
 PREFIX = "/admin/v1"
@@ -66,7 +67,7 @@ def build_admin_app(appliance: AdminServices) -> FastAPI:
         title="Bayard admin API", version="1", docs_url=None, redoc_url=None, openapi_url=f"{PREFIX}/openapi.json"
     )
     app.state.services = appliance
-    app.state.attention = Attention()
+    app.state.attention = Attention(Marks(appliance.store))
     app.add_middleware(WriteRules)
     every = APIRouter(prefix=PREFIX, responses=_ERRORS, dependencies=[Depends(_refuse_unknown_query)])
     for router in ROUTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Annotated, cast
 
@@ -9,8 +10,7 @@ from fastapi import APIRouter, Depends, Request
 
 from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Item
-from daemon.api.admin.faults import Acknowledged, Attention, Fault, faults_of
-from daemon.store.base import utc_now
+from daemon.api.admin.faults import Attention, Fault, faults_of
 from engine.errors import NotFound
 
 router = APIRouter(prefix="/attention", tags=["attention"])
@@ -50,7 +50,7 @@ Noted = Annotated[Attention, Depends(_attention)]
 @router.get("")
 async def get_attention(services: Services, noted: Noted, caller: Viewer) -> AttentionAnswer:
     faults = await faults_of(services)
-    noted.note(faults)
+    await asyncio.to_thread(noted.note, faults)
     return AttentionAnswer(items=[_item(fault, noted) for fault in faults])
 
 
@@ -58,10 +58,10 @@ async def get_attention(services: Services, noted: Noted, caller: Viewer) -> Att
 async def post_ack(fault_id: str, services: Services, noted: Noted, caller: Operator) -> AttentionItemAnswer:
     """Say that it was seen; it stays in the list until it is mended. Harmless when repeated."""
     faults = await faults_of(services)
-    noted.note(faults)
+    await asyncio.to_thread(noted.note, faults)
     for fault in faults:
         if fault.id == fault_id:
-            noted.acknowledged.setdefault(fault_id, Acknowledged(caller.name, utc_now()))
+            await asyncio.to_thread(noted.acknowledge, fault, caller.name)
             await services.tenants.record(caller.actor, "attention.ack", f"attention:{fault_id}", {"text": fault.text})
             return AttentionItemAnswer(item=_item(fault, noted))
     raise NotFound(f"nothing called {fault_id!r} needs attention now.", "`bayard attention` lists what does.")

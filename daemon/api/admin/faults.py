@@ -18,6 +18,7 @@ from daemon.api.admin.workers import worker_item
 from daemon.api.connections import open_files_limit
 from daemon.machine_watch import id_of
 from daemon.store.base import utc_now
+from daemon.store.marks import Mark, MarkKind, Marks
 from daemon.tenants.quota import Period
 from daemon.workers.states import WorkerState
 from hwdetect.machine import Machine
@@ -25,6 +26,7 @@ from hwdetect.machine import Machine
 CERTIFICATE_WARNING_S = 14 * 86_400.0
 QUOTA_WARNING_SHARE = 0.9
 FILES_WARNING_SHARE = 0.9
+SETTLING_S = 900.0  # after a start, for faults to be seen again that were acknowledged before it
 DISK_WARNING_SHARE, DISK_FAIL_SHARE = 0.1, 0.03  # free
 _BROKEN = {WorkerState.LATCHED: "fail", WorkerState.LOST: "fail", WorkerState.BACKOFF: "warn"}
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -51,25 +53,34 @@ class Fault:
         return f"{self.kind}.{_ODD.sub('-', self.subject)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    by: str
-    at: datetime
-
-
 @dataclass(slots=True)
 class Attention:
-    """Since when each fault is seen, and who has seen it. Owner: the admin application; lost with a restart."""
+    """Since when each fault is seen, which a restart forgets, and who has seen it. Owner: the admin application.
 
+    Blocks: its methods wait for the store; call in threads.
+    """
+
+    marks: Marks
     since: dict[str, datetime] = field(default_factory=dict)
-    acknowledged: dict[str, Acknowledged] = field(default_factory=dict)
+    acknowledged: dict[str, Mark] = field(default_factory=dict)
+    began_at: datetime = field(default_factory=utc_now)
 
     def note(self, faults: list[Fault]) -> None:
-        """A fault that is gone is forgotten: if it comes again, it is a new one."""
-        ids = {fault.id for fault in faults}
-        now = utc_now()
+        """A fault that is gone is forgotten: if it comes again, it is a new one. Not soon after a start, though."""
+        ids, now = {fault.id for fault in faults}, utc_now()
+        known = self.marks.all(MarkKind.ACKNOWLEDGED)
+        starting = (now - self.began_at).total_seconds() < SETTLING_S
+        gone = [one for one in known if one not in ids and (one in self.since or not starting)]
+        self.marks.clear(MarkKind.ACKNOWLEDGED, gone)
         self.since = {one: self.since.get(one, now) for one in ids}
-        self.acknowledged = {one: ack for one, ack in self.acknowledged.items() if one in ids}
+        self.acknowledged = {one: mark for one, mark in known.items() if one not in gone}
+
+    def acknowledge(self, fault: Fault, by: str) -> None:
+        """The first to say so stands."""
+        if fault.id not in self.acknowledged:
+            mark = Mark(fault.id, fault.text, by, utc_now())
+            self.marks.set(MarkKind.ACKNOWLEDGED, mark)
+            self.acknowledged = {**self.acknowledged, fault.id: mark}
 
 
 async def faults_of(services: AdminServices) -> list[Fault]:

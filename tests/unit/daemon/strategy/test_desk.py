@@ -10,6 +10,7 @@ import pytest
 
 from daemon.events import EventLog
 from daemon.models.registry import ModelRegistry
+from daemon.planning.install import EngineInstall
 from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.measurements import Measurements
 from daemon.planning.plan import Request
@@ -21,13 +22,15 @@ from daemon.planning.worker_config import same_shape, worker_config
 from daemon.settings import Settings
 from daemon.store.base import utc_now
 from daemon.store.session import Store
+from daemon.strategy.adapting import adapt
 from daemon.strategy.desk import OwnMemory, PlanningDesk
 from daemon.strategy.noting import ENOUGH_STEPS
 from daemon.strategy.parts import own_memory, users_of
 from daemon.strategy.plans import AUTO, OPERATOR, Plans
+from daemon.strategy.replanning import replan
 from engine.errors import Conflict, DoesNotFit, InvalidParameter, ModelNotFound, NotFound
 from engine.messages import DecodePace, WorkerReady, WorkerStats
-from tests.fakes.planned_models import GIB, cpu_machine
+from tests.fakes.planned_models import GIB, cpu_machine, gpu, gpu_machine
 from tests.fakes.strategy_parts import FakeWorkers
 
 
@@ -37,6 +40,7 @@ class Box:
     def __init__(self, store: Store, settings: Settings, events: EventLog, plans: Plans) -> None:
         self.machine = cpu_machine(16)
         self.own = OwnMemory({})
+        self.drained: dict[str, str] = {}
         self.models = ModelRegistry(store, settings, events)
         self.measurements = Measurements(store)
         self.desk = PlanningDesk(
@@ -47,6 +51,8 @@ class Box:
             self.measurements,
             detect=lambda: self.machine,
             own_memory=lambda: self.own,
+            drained=lambda: self.drained,
+            install=EngineInstall.full(),
         )
         self.models.on_imported = self.desk.add_imported
 
@@ -160,6 +166,34 @@ def test_own_workers_memory_is_free_for_a_new_plan(box: Box, smollm_path: Path) 
     assert box.desk.answer(str(smollm_path), asked).chosen is None
     box.own = OwnMemory({"cpu": 4 * GIB})
     assert box.desk.answer(str(smollm_path), asked).chosen is not None
+
+
+def test_drained_device_is_avoided_and_automatic_plans_move_away_and_back(
+    box: Box, plans: Plans, events: EventLog, smollm_path: Path
+) -> None:
+    box.machine = gpu_machine(gpu("one", 24.0), gpu("two", 16.0))
+    box.models.import_model(smollm_path, "one", link=True)
+    box.desk.save("mine", Strategy.LATENCY, ["one"])
+    adapt(box.desk, plans, "latency", on=True, dwell_s=7.0)
+    at_first = [profile.device for plan in plans.all() for profile in plan.profiles]
+    (home,) = set(at_first)
+    box.drained = {home: "nvidia is drained by ops"}
+    answer = box.desk.answer("one", Request(Strategy.LATENCY))
+    assert answer.chosen is not None
+    assert answer.chosen.device != home
+    assert any("it is drained: nvidia is drained by ops" in refusal.reason for refusal in answer.why_not)
+    assert sorted(replan(box.desk, plans, events, home, "it is drained")) == ["latency", "throughput"]
+    moved = {plan.name: plan.profiles[0] for plan in plans.all()}
+    assert moved["latency"].device == moved["throughput"].device == answer.chosen.device
+    assert same_shape(worker_config(moved["latency"]), worker_config(moved["throughput"]))
+    assert moved["latency"].bounds is not None
+    assert moved["latency"].bounds.dwell_s == 7.0
+    assert moved["mine"].device == home, "what an operator saved stays"
+    assert any(event.subject == "mine" and "save it anew" in event.reason for event in events.recent())
+    box.drained = {}
+    replan(box.desk, plans, events, home, "it is in use again")
+    assert [profile.device for plan in plans.all() for profile in plan.profiles] == at_first
+    assert replan(box.desk, plans, events, home, "it is in use again") == [], "nothing is left to move"
 
 
 def test_loaded_worker_corrects_the_next_prediction_once(box: Box, smollm_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from daemon.events import EventLog
@@ -209,6 +210,16 @@ async def test_load_moves_the_knobs_of_an_adaptive_plan_with_its_reason(
     await bench.turn(30)
     assert bench.workers.configs["small"].knobs == few.knobs
     assert bench.controller.view().converged
+
+
+async def test_worker_of_a_drained_device_leaves_for_one_where_its_plan_has_moved(
+    bench: Bench, profile: MakeProfile, saved: Save
+) -> None:
+    bench.workers.configs["small"] = msgspec.structs.replace(bench.workers.configs["small"], device="cuda:0")
+    bench.workers.drained = {"cuda:0": "drained by ops"}
+    bench.workers.states["small"] = WorkerState.SLEEPING  # as the supervisor has it
+    await bench.turn(2)
+    assert {name: config.device for name, config in bench.workers.configs.items()} == {"small": "cpu"}
 
 
 async def test_switch_to_fewer_streams_waits_for_the_backlog_and_not_for_a_load_that_stays(

@@ -6,6 +6,7 @@ import asyncio
 import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from daemon.api.admin import faults
+from daemon.api.admin.faults import SETTLING_S, Attention, Fault, Severity
 from daemon.app import Appliance
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
@@ -27,6 +29,7 @@ from daemon.settings import Settings
 from daemon.settings_load import load_settings
 from daemon.store.backup import create
 from daemon.store.base import utc_now
+from daemon.store.marks import MarkKind, Marks
 from daemon.store.pending_restore import FAILED, ask, pending
 from daemon.strategy.plans import OPERATOR, SavedPlan
 from daemon.tenants import audit
@@ -108,6 +111,25 @@ async def test_attention_lists_faults_with_their_fix_until_they_are_gone(
     assert (await admin.post("attention/worker.x/ack")).status_code == 404
 
 
+def test_acknowledgement_outlives_a_restart_until_its_fault_is_gone(services: FakeServices) -> None:
+    marks = Marks(services.store)
+    one, other = (Fault("worker", name, Severity.FAIL, "it is latched", "mend it") for name in "ab")
+    before = Attention(marks)
+    before.note([one, other])
+    for fault in (one, other):
+        before.acknowledge(fault, "ops")
+    before.acknowledge(one, "somebody later")
+    after = Attention(marks)
+    after.note([])
+    after.note([one])
+    assert {ack.by for ack in after.acknowledged.values()} == {"ops"}, "a start takes a while to see what is wrong"
+    after.note([])
+    assert after.acknowledged.keys() == {other.id}, "what was seen since and is gone is forgotten"
+    after.began_at -= timedelta(seconds=SETTLING_S)
+    after.note([])
+    assert not marks.all(MarkKind.ACKNOWLEDGED)
+
+
 async def test_files_that_run_out_are_told_before_they_do(
     admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +152,11 @@ async def test_accelerator_shows_details_history_and_is_drained(admin: httpx.Asy
     assert parts.supervisor.drained == {}
     drained = (await admin.post("accelerators/nvidia0/drain")).json()["item"]
     assert "is drained by" in drained["drained"]
+    marks = Marks(parts.store)
+    assert "is drained by" in marks.all(MarkKind.DRAINED)["cuda:0"].reason, "it outlives the daemon"
     assert (await newest_audit(parts)).action == "accelerator.drain"
     assert (await admin.post("accelerators/nvidia0/undrain")).json()["item"]["drained"] is None
+    assert not marks.all(MarkKind.DRAINED)
     assert (await admin.get("accelerators/nvidia7")).status_code == 404
 
 
