@@ -29,8 +29,9 @@ from bench.kernels_mixed import mixed
 from bench.provenance import provenance
 from engine.kernels.triton import fp8_rows, quant_dots, quant_linear
 from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.coded_rows import linear_fp4, linear_fp8, linear_int8
 from engine.kernels.triton.few_rows import KERNELS, few_rows, of_fine
-from engine.kernels.triton.fp4_native import NATIVE_ROWS, linear_fp4, to_e4m3
+from engine.kernels.triton.fp4_native import NATIVE_ROWS, to_e4m3
 from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_dots import DotsTiles
@@ -188,8 +189,7 @@ def native(bench: Bench, rows: int) -> None:
         for kind in ("fp8", "int8"):
             _native_of(bench, rows, name, bench.shape(full), kind)
         if rows >= NATIVE_ROWS:
-            for kind in ("fp4_nv", "fp4_mx"):
-                _native_fp4_of(bench, rows, name, bench.shape(full), kind)
+            _native_fp4_of(bench, rows, name, bench.shape(full), "fp4_mx")
 
 
 def _native_fp4_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:
@@ -218,7 +218,7 @@ def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> N
     base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
     weight = bench.weight(plain, kind)
     packed = quant_linear.PackedLinear(weight)
-    run = quant_linear.linear_fp8 if kind == "fp8" else quant_linear.linear_int8
+    run = linear_fp8 if kind == "fp8" else linear_int8
     took_us = bench.times(lambda p: run(x, p), [packed])
     coded_x, _ = quantise_rows(x, kind)
     codes = weight.codes.view(torch.float8_e4m3fn) if kind == "fp8" else weight.codes

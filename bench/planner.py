@@ -3,7 +3,8 @@
     python -m bench.planner --model FILE|SHAPE [--device cpu] [--weights stored,int8,int4] [--strategy throughput]
         [--context 8192] [--seconds 15]
 
-A shape of bench.shapes gets random weights. Calibrates first, then loads the model exactly as the chosen profile says
+A shape of bench.shapes gets random weights; for a CPU they are written to a folder once (--folder keeps it), since a
+worker maps its weights. Calibrates first, then loads the model exactly as the chosen profile says
 and runs it, each precision of its weights in a process of its own. Prints one JSON line a precision. Needs an
 otherwise idle machine: a calibration that was disturbed predicts a disturbed engine.
 """
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 
 import hwdetect
-from bench.random_weights import random_weights
+from bench.random_weights import fill_shape, random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.calibrate import kinds_for, measure
@@ -148,7 +149,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of calibration")
     parser.add_argument("--weights", default="stored", type=lambda text: text.split(","), help="precisions, by comma")
     parser.add_argument("--rates", type=Path, default=None, help="rates that an earlier run has measured")
+    parser.add_argument("--folder", type=Path, default=None, help="where a shape's files are, or are to stay")
     options = parser.parse_args(arguments)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        return judge(parser, options, options.folder)
     with tempfile.TemporaryDirectory(prefix="bayard-shape-") as folder:
         return judge(parser, options, Path(folder))
 
@@ -157,8 +162,11 @@ def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: 
     path = Path(options.model)
     if options.model in SHAPES:
         path = folder / options.model
-        path.mkdir()
+    if options.model in SHAPES and not path.exists():
+        path.mkdir(parents=True)
         write_shape(path, scaled(SHAPES[options.model], options.scale))
+        if options.device == "cpu":
+            fill_shape(path, scaled(SHAPES[options.model], options.scale))
     spec = read_spec(path)
     budgets = [b for b in budgets_of(hwdetect.detect(), EngineInstall.here()) if b.device == options.device]
     if not budgets or budgets[0].unusable is not None:
@@ -177,7 +185,7 @@ def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: 
     if answer.chosen is None:
         parser.error(answer.why_not[0].reason)
     filled: AbstractContextManager[None] = nullcontext()
-    if options.model in SHAPES:
+    if options.model in SHAPES and options.device != "cpu":
         filled = random_weights(open_device(options.device).torch_device)
     total = budgets[0].total_bytes or 0
     held_before = 0 if options.device == "cpu" else total - min(size for _, size in budgets[0].limits)
@@ -194,7 +202,7 @@ def each_by_itself(options: argparse.Namespace, rates: DeviceRates, folder: Path
     for weights in options.weights:
         command = [sys.executable, "-m", "bench.planner", "--model", options.model, "--scale", options.scale]
         command += ["--device", options.device, "--strategy", options.strategy, "--weights", weights]
-        command += ["--rates", str(measured)]
+        command += ["--rates", str(measured), "--folder", str(folder)]
         if options.context is not None:
             command += ["--context", str(options.context)]
         status = status or subprocess.run(command, check=False, env=dict(os.environ)).returncode

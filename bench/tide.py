@@ -1,12 +1,13 @@
 """A compressed day on one box: the same tide of requests against a latency plan, a throughput plan, and the schedule.
 
-    python -m bench.tide --trace azure2023_conv.csv [--gguf PATH] [--night-rate 0.8] [--plot FILE.svg] > RESULT.jsonl
+    python -m bench.tide --trace azure2023_conv.csv [--gguf PATH] [--fill 0.85] [--plot FILE.svg] > RESULT.jsonl
 
 Night, day and night again; the day's arrivals are ten times as dense. Arrivals and lengths are a trace's, lengths cut
 to what the machine can write. Two plans of different shape are saved, one for each strategy: the first two runs have
 one of them each, the third has both under a schedule rule, following the load. All three see the same requests at the
-same moments. Choose a rate whose day nearly fills the machine under the throughput plan. Prints provenance and one line
-a run; takes about eight minutes.
+same moments: by day so many that they fill the named share of what the throughput plan can do, measured first (or those
+of --night-rate). A request counts where it was sent, by night or by day. Prints provenance and one line a run, the last
+one with what must hold; exits 1 where that does not. Takes about eight minutes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,24 @@ from typing import Any
 from bench.box import DEFAULT_GGUF, MODEL, Box, box
 from bench.http_clients import stream
 from bench.provenance import provenance
-from bench.tide_day import DAY_S, TIDE, Answered, Arrival, Day, Lengths, figures, is_whole, read_trace, tide_of
+from bench.tide_day import (
+    DAY_S,
+    TIDE,
+    Answered,
+    Arrival,
+    Day,
+    Lengths,
+    figures,
+    held,
+    is_whole,
+    read_trace,
+    steady_rate,
+    tide_of,
+)
 from bench.tide_plot import plot
 
-CROWD = 64  # requests that the rate is found with
+CROWD = 96  # requests that the rate is found with ...
+SPREAD = 5  # ... every fifth of the day's: a trace has stretches of long and of short ones
 PLANS = ("tide-latency", "tide-throughput")
 LIMITS = ("--max-concurrency", "10000", "--requests-per-minute", "1000000", "--tokens-per-day", "1000000000")
 
@@ -85,7 +100,11 @@ def capacity(gguf: Path, crowd: Sequence[Arrival], engine: str) -> float:
         asyncio.run(replay(made.url, key, [Arrival(0.0, 16, 8)]))
         answers = asyncio.run(replay(made.url, key, [Arrival(one.at_s * 1e-9, *one_of(one)) for one in crowd]))
         made.stop()
-    return len(answers) / max(one.got.total_s for one in answers)
+    if not all(map(is_whole, answers)):
+        raise SystemExit(
+            f"{sum(not is_whole(one) for one in answers)} of the crowd's {len(answers)} got no whole answer"
+        )
+    return steady_rate(answers)
 
 
 def one_of(arrival: Arrival) -> tuple[int, int]:
@@ -140,7 +159,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--gguf", type=Path, default=DEFAULT_GGUF)
     parser.add_argument("--night-s", type=float, default=30.0, help="of each of the two nights")
     parser.add_argument("--day-s", type=float, default=DAY_S)
-    parser.add_argument("--night-rate", type=float, default=0.8, help="requests a second at night")
+    parser.add_argument("--fill", type=float, default=0.85, help="the day's share of what the throughput plan can do")
+    parser.add_argument("--night-rate", type=float, default=None, help="requests a second at night, whatever it can do")
     parser.add_argument("--prompt-shrink", type=float, default=20.0, help="prompts are divided by this")
     parser.add_argument("--output-shrink", type=float, default=4.0, help="answers are divided by this")
     parser.add_argument("--runs", default="latency,throughput,scheduled")
@@ -152,18 +172,21 @@ def main(words: list[str]) -> int:
     trace = read_trace(asked.trace)
     rate = asked.night_rate
     if rate is None:
-        crowd = tide_of(trace[:CROWD], Day(0.0, 1e9), 1.0 / TIDE, lengths)
+        crowd = tide_of(trace[: CROWD * SPREAD : SPREAD], Day(0.0, 1e9), 1.0 / TIDE, lengths)
         rate = asked.fill * capacity(asked.gguf, crowd, asked.engine) / TIDE
     arrivals = tide_of(trace, day, rate, lengths)
-    opts = {"night_rate": round(rate, 3), "tide": TIDE, "night_s": day.night_s, "day_s": day.day_s}
+    filled = {"fill": asked.fill} if asked.night_rate is None else {}
+    opts = {**filled, "night_rate": round(rate, 3), "tide": TIDE, "night_s": day.night_s, "day_s": day.day_s}
     print(json.dumps({**provenance("tide"), "model": asked.gguf.name, "opts": opts}), flush=True)
-    runs = []
+    runs: list[dict[str, Any]] = []
+    against: dict[str, Any] = {}
     for run in asked.runs.split(","):
         runs.append(one_run(asked.gguf, run, arrivals, day, asked.engine))
-        print(json.dumps(runs[-1]), flush=True)
+        against = held(runs)
+        print(json.dumps({**runs[-1], **against}), flush=True)
     if asked.plot is not None:
         asked.plot.write_text(plot(runs, [one.at_s for one in arrivals], day.length_s), encoding="utf-8")
-    return 1 if any(run["lost"] for run in runs) else 0
+    return 1 if any(run["lost"] for run in runs) or not against.get("held", True) else 0
 
 
 if __name__ == "__main__":

@@ -108,7 +108,11 @@ def tide_of(trace: Sequence[tuple[float, int, int]], day: Day, night_rate: float
 
 
 def figures(answers: Sequence[Answered], day: Day) -> dict[str, Any]:
-    """By phase: tokens of whole answers a second until the phase's last one ended, and what their readers saw."""
+    """By phase: tokens of whole answers a second until the phase's last one ended, and what their readers saw.
+
+    A request is of the phase that it was sent in, whenever its answer ends: what the day left undone makes the second
+    night's requests wait, but is no part of the night's figures itself.
+    """
     found: dict[str, Any] = {"requests": len(answers), "lost": sum(not is_whole(one) for one in answers)}
     for phase, begins_s, lasts_s in (("night", 0.0, 2 * day.night_s), ("day", day.night_s, day.day_s)):
         mine = [one for one in answers if day.phase(one.arrival.at_s) == phase and is_whole(one)]
@@ -127,6 +131,28 @@ def figures(answers: Sequence[Answered], day: Day) -> dict[str, Any]:
             "tpot_p99_ms": round(percentile(paces, 0.99), 2),
         }
     return found
+
+
+def steady_rate(answers: Sequence[Answered]) -> float:
+    """Requests a second that end while all places are taken: the middle half of a crowd that came at once."""
+    ended = sorted(one.arrival.at_s + one.got.total_s for one in answers)
+    first, last = len(ended) // 4, 3 * len(ended) // 4
+    return (last - first) / (ended[last] - ended[first])
+
+
+def held(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the scheduled run must hold against the two others, and whether it does; empty without all three."""
+    by_run = {run["run"]: run for run in runs}
+    if not {"latency", "throughput", "scheduled"} <= by_run.keys():
+        return {}
+    mine = by_run["scheduled"]
+    peak = mine["day"]["goodput_tok_s"] / by_run["throughput"]["day"]["goodput_tok_s"]
+    pace = mine["night"]["tpot_p50_ms"] / by_run["latency"]["night"]["tpot_p50_ms"]
+    return {
+        "day_goodput_of_throughput_plan": round(peak, 3),  # must be at least 0.95
+        "night_pace_of_latency_plan": round(pace, 3),  # must be at most 1.05
+        "held": peak >= 0.95 and pace <= 1.05 and not any(run["lost"] for run in runs),
+    }
 
 
 def is_whole(one: Answered) -> bool:
