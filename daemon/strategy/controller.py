@@ -271,6 +271,7 @@ class PlanController:
             if self._backlog.holds(profile, current, str(decision.plan)):
                 return 1
             if len(self._leaving) == 0 and not await self._resting.is_going(views.values()):
+                await self._knobs.widen(current, why)
                 await self._switcher.begin(profile, config, current, list(views.values()), str(decision.plan), why)
                 self._aside.follow(lambda: self._switcher.current(model))
             return 1  # memory is coming back: the next tick sees how much

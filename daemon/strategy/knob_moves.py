@@ -32,9 +32,18 @@ class KnobMoves:
             return 0
         await self._workers.set_knobs(view.name, knobs)
         reason = f"knobs moved in place; {why}" if move is None else f"knobs moved in place; {move.reason}; {why}"
-        kind = "knobs" if move is None else "load"
-        self._events.publish("worker", view.name, _spelled(before), _spelled(knobs), reason, move=kind)
+        self._tell(view, knobs, reason, "knobs" if move is None else "load")
         return 1
+
+    async def widen(self, view: WorkerView, why: str) -> None:
+        """For one that another is to replace: with all the streams it may have, what it has let in is through sooner."""
+        knobs = self._load.widest(view.model)
+        if knobs is not None and view.inflight and knobs.max_running > view.config.knobs.max_running:
+            await self._workers.set_knobs(view.name, knobs)
+            self._tell(view, knobs, f"knobs moved in place; it is being replaced: {why}", "load")
+
+    def _tell(self, view: WorkerView, knobs: Knobs, reason: str, kind: str) -> None:
+        self._events.publish("worker", view.name, _spelled(view.config.knobs), _spelled(knobs), reason, move=kind)
 
 
 def _spelled(knobs: Knobs) -> str:

@@ -76,6 +76,11 @@ class LoadController:
                 self._move(standing, now)
         return LoadMove(standing.bounds.at(_position(standing.step)), standing.reason, _position(standing.step))
 
+    def widest(self, model: str) -> Knobs | None:
+        """The throughput end of where the model stands; None where load does not move it."""
+        standing = self._standings.get(model)
+        return None if standing is None else standing.bounds.throughput
+
     def load_of(self, model: str) -> Load | None:
         standing = self._standings.get(model)
         return None if standing is None else standing.load

@@ -212,6 +212,20 @@ async def test_load_moves_the_knobs_of_an_adaptive_plan_with_its_reason(
     assert bench.controller.view().converged
 
 
+async def test_worker_that_is_being_replaced_gets_as_many_streams_as_its_plan_allows(
+    bench: Bench, profile: MakeProfile, saved: Save
+) -> None:
+    few, many = profile(), profile(strategy=Strategy.THROUGHPUT)
+    saved("a", replace(few, bounds=LiveBounds(few.knobs, many.knobs)))
+    await bench.turn(2)
+    bench.workers.inflight["small"] = 3
+    bench.workers.states["small@2"] = WorkerState.STARTING
+    bench.plans.set_default("b", "test")
+    await bench.turn()
+    assert bench.switches() == ["beside"]
+    assert bench.workers.configs["small"].knobs == many.knobs
+
+
 async def test_worker_of_a_drained_device_leaves_for_one_where_its_plan_has_moved(
     bench: Bench, profile: MakeProfile, saved: Save
 ) -> None:
