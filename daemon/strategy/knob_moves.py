@@ -36,7 +36,7 @@ class KnobMoves:
         return 1
 
     async def widen(self, view: WorkerView, why: str) -> None:
-        """For one that another is to replace: with all the streams it may have, what it has let in is through sooner."""
+        """For one that another is to replace: with all the streams it may have it is through sooner."""
         knobs = self._load.widest(view.model)
         if knobs is not None and view.inflight and knobs.max_running > view.config.knobs.max_running:
             await self._workers.set_knobs(view.name, knobs)
