@@ -102,7 +102,7 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
         if bench.sweep and best:
             form, *sizes = best[0][1]
             kernel = next(key for key, tiles_of in KERNELS.items() if tiles_of.__name__ == form)
-            bench.found[few_key(weight.code, rows, columns, depth)] = (kernel, tuple(sizes))
+            bench.found[few_key(quant_dots.kind_of(weight), rows, columns, depth)] = (kernel, tuple(sizes))
         bytes_s = weight.num_bytes / took[kind] * 1e6
         bench.show(
             "gemv",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_decode import _part_of, _row_of, _store_no_part
+from engine.kernels.triton.attention_decode import _ask_ahead, _part_of, _row_of, _store_no_part
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.cached_bytes import _bias, _halves, _in_range, _limit, _scales_at
 from engine.kernels.triton.chained import let_next_start, wait_for_last
@@ -27,17 +27,21 @@ def _decode_bytes_kernel(
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_P: pairs of a head, up to the next power of two. Strides of the view are in bytes"""
-    if CHAINED:
-        let_next_start()
-        wait_for_last()
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     row = _row_of(query_starts, sequence, MIXED)
-    if row < 0:
-        return
     context = tl.load(context_lens + sequence)
     first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
+    table = block_tables + sequence * table_stride
+    base = view + kv_head * head_stride
+    if CHAINED:
+        let_next_start()
+        if (row >= 0) & (start < end):
+            _ask_ahead(table, base, plane_stride, page_stride, start, end, PAGE, DIM, BLOCK_N)
+        wait_for_last()
+    if row < 0:
+        return
     rows = tl.arange(0, BLOCK_M)
     real = rows < REPEAT
     q_heads = kv_head * REPEAT + rows
@@ -64,8 +68,6 @@ def _decode_bytes_kernel(
             total += 1.0
     even = tl.zeros([BLOCK_M, BLOCK_P], tl.float32)
     odd = tl.zeros([BLOCK_M, BLOCK_P], tl.float32)
-    table = block_tables + sequence * table_stride
-    base = view + kv_head * head_stride
     for tile in range(start, end, BLOCK_N):
         keys = tile + tl.arange(0, BLOCK_N)
         exists = keys < end

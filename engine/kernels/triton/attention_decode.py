@@ -14,7 +14,8 @@ from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2
 from engine.kernels.triton.chained import let_next_start, wait_for_last
 
 # A shorter part costs more than it saves.
-PART_TOKENS = tl.constexpr(128)
+PART_TOKENS = tl.constexpr(64)
+LINE_BYTES = tl.constexpr(128)  # of the device's caches
 
 
 @triton.jit
@@ -41,6 +42,25 @@ def _part_of(context, split, splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
 
 
 @triton.jit
+def _ask_ahead(table, head, plane_bytes, page_bytes, start, end, PAGE: tl.constexpr, ROW_BYTES: tl.constexpr,
+               BLOCK_N: tl.constexpr):  # fmt: skip
+    """Have the part's first keys and values, and their pages' numbers, on their way while kernels before are at work.
+
+    head: the address of the head's first key in page 0. The newest of them may not be written yet: nothing is kept.
+    """
+    LINES: tl.constexpr = (ROW_BYTES + LINE_BYTES - 1) // LINE_BYTES
+    keys = tl.minimum(start + tl.arange(0, BLOCK_N), tl.maximum(end - 1, 0))
+    page = tl.load(table + keys // PAGE).to(tl.int64)
+    rows = head.to(tl.int64) + page * page_bytes + (keys % PAGE) * ROW_BYTES
+    for line in tl.static_range(LINES):
+        for plane in tl.static_range(2):
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [rows + line * LINE_BYTES + plane * plane_bytes],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+
+
+@triton.jit
 def _store_no_part(partial_stats, heads, first_row, split, splits, real):
     """What the merge knows a part without keys by; its sums are left as they are."""
     place = (first_row + heads) * splits + split
@@ -57,17 +77,22 @@ def _decode_kernel(
     PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
     MIXED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    if CHAINED:
-        let_next_start()
-        wait_for_last()
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     row = _row_of(query_starts, sequence, MIXED)
-    if row < 0:
-        return
     context = tl.load(context_lens + sequence)
     first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
+    table = block_tables + sequence * table_stride
+    base = view + kv_head * head_stride
+    if CHAINED:
+        let_next_start()
+        if (row >= 0) & (start < end):
+            SIZE: tl.constexpr = view.dtype.element_ty.primitive_bitwidth // 8
+            _ask_ahead(table, base, plane_stride * SIZE, page_stride * SIZE, start, end, PAGE, DIM * SIZE, BLOCK_N)
+        wait_for_last()
+    if row < 0:
+        return
     rows = tl.arange(0, BLOCK_M)
     real = rows < REPEAT
     q_heads = kv_head * REPEAT + rows
@@ -85,8 +110,6 @@ def _decode_kernel(
             maximum = tl.load(sinks + q_heads, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    table = block_tables + sequence * table_stride
-    base = view + kv_head * head_stride
     for tile in range(start, end, BLOCK_N):
         keys = tile + tl.arange(0, BLOCK_N)
         exists = keys < end
@@ -123,11 +146,11 @@ def _merge_kernel(
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr, MIXED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """MOST: parts there may be"""
+    head = tl.program_id(0).to(tl.int64)
+    row = _row_of(query_starts, head // num_heads, MIXED)
     if CHAINED:
         let_next_start()
         wait_for_last()
-    head = tl.program_id(0).to(tl.int64)
-    row = _row_of(query_starts, head // num_heads, MIXED)
     if row < 0:
         return
     parts = tl.arange(0, MOST)

@@ -1,7 +1,9 @@
 """Chained launches: a kernel's programs may start while the one before is still at work, and wait where they need it.
 
-What does not depend on a step, the weights above all, is asked for before the wait: the memory is busy all the time. A
-kernel launched so waits before it touches anything else, in every program; by then all kernels before have ended.
+What does not depend on a step, the weights above all, is asked for before the wait: the memory is busy all the time. So
+may be what a batch says of itself (positions, pages, lengths, where queries begin): launches that are not chained write
+it, and the embedding's, which is not either, comes after them. A kernel launched so waits before it touches anything
+else, in every program; by then all kernels before have ended.
 """
 
 from __future__ import annotations

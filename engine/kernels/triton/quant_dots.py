@@ -149,15 +149,22 @@ def form(weight: CodedWeight) -> FineForm:
     return FineForm(16, mingled=weight.code == "fp4" and weight.group >= CHUNK)
 
 
+def kind_of(weight: CodedWeight) -> str:
+    """What tiles are measured for: a code, or what else its multipliers make of it."""
+    return "fp4_mx" if weight.code == "fp4" and weight.scale_code == "e8m0" else weight.code
+
+
 def dots_tiles(weight: CodedWeight, device: torch.device) -> DotsTiles:
     """What was measured for this shape with one row, else what is usual for such."""
     columns, depth = weight.shape
-    found = tuned(device, few_key(weight.code, 1, columns, depth))
+    found = tuned(device, few_key(kind_of(weight), 1, columns, depth))
     if found is not None and found[0] == "dots":
         return DotsTiles(*found[1])
+    if weight.code not in HALF_BYTES:
+        return DotsTiles(4, 64, 1) if columns >= 16384 else DotsTiles(4, 256 if depth <= 8192 else 128, 2)
     if columns >= 16384:
-        return DotsTiles(4, 64, 1)
-    return DotsTiles(4, 256, 2) if depth <= 8192 else DotsTiles(4, 128, 2)
+        return DotsTiles(4, 128, 2)
+    return DotsTiles(4, 128, 1) if columns > 4096 else DotsTiles(4, 256, 2 if depth <= 8192 else 4)
 
 
 def quant_dots(

@@ -63,21 +63,21 @@ def _rope_kv_write_kernel(
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr, NORMED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A program rotates HEADS heads in place, a key's into its page too, or copies value heads there."""
-    if CHAINED:
-        let_next_start()
-        wait_for_last()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (NUM_Q + HEADS - 1) // HEADS
     kv_blocks: tl.constexpr = (NUM_KV + HEADS - 1) // HEADS
     page = tl.load(pages + token).to(tl.int64)
     target = view + page * page_stride + tl.load(offsets + token) * DIM
+    lanes = tl.arange(0, BLOCK_H)
+    in_half = lanes < HALF
+    position = tl.load(positions + token)
+    cos = tl.load(cos_sin + position * 2 * HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(cos_sin + position * 2 * HALF + HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     if block < q_blocks + kv_blocks:
-        lanes = tl.arange(0, BLOCK_H)
-        in_half = lanes < HALF
-        position = tl.load(positions + token)
-        cos = tl.load(cos_sin + position * 2 * HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        sin = tl.load(cos_sin + position * 2 * HALF + HALF + lanes, mask=in_half, other=0.0).to(tl.float32)[None, :]
         rest_lanes = tl.arange(0, BLOCK_D)
         is_rest = (rest_lanes >= 2 * HALF) & (rest_lanes < DIM)
         if block < q_blocks:
