@@ -63,7 +63,7 @@ def implementations() -> Iterable[Implementation]:
         return on_gpu(query) or (None if "fp8" in query.capabilities else "this device multiplies no fp8")
 
     def for_fp4(query: OpQuery) -> str | None:
-        if query.weight_kind not in ("fp4_nv", "fp4_mx", "MXFP4") or query.activation != "fp8":
+        if query.weight_kind not in ("fp4_mx", "MXFP4") or query.activation != "fp8":
             return f"{query.weight_kind} weights with {query.activation} activations"
         if query.dtype == "float32":
             return "float32 activations are not rounded"
@@ -88,19 +88,20 @@ def implementations() -> Iterable[Implementation]:
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
     yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
     quantised = (
-        ("triton-codes", PRIORITY, for_codes, "linear", "decoded in registers", "CODES"),
-        ("triton-fp8", PRIORITY + 1, for_fp8, "linear_fp8", "fp8 activations beyond 16 rows", "FP8"),
-        ("triton-int8", PRIORITY + 1, for_int8, "linear_int8", "int8 activations beyond 16 rows", "INT8"),
-    )
+        ("triton-codes", PRIORITY, for_codes, "quant_linear", "linear", "decoded in registers", "few_codes.CODES"),
+        ("triton-fp8", PRIORITY + 1, for_fp8, "coded_rows", "linear_fp8", "fp8 activations", "coded_rows.FP8"),
+        ("triton-int8", PRIORITY + 1, for_int8, "coded_rows", "linear_int8", "int8 activations", "coded_rows.INT8"),
+        (
+            "triton-fp4", PRIORITY + 1, for_fp4, "coded_rows", "linear_fp4",
+            "fp8 activations, made E4M3 in registers for many rows", "coded_rows.FP4",
+        ),
+    )  # fmt: skip
     pack = Deferred("engine.kernels.triton.quant_linear", "pack")
-    for name, priority, requires, function, detail, coded in quantised:
-        run = Deferred("engine.kernels.triton.quant_linear", function)
-        codes = Deferred("engine.kernels.triton.few_codes", coded)
+    for name, priority, requires, module, function, detail, coded in quantised:
+        run = Deferred(f"engine.kernels.triton.{module}", function)
+        place, input_name = coded.split(".")
+        codes = Deferred(f"engine.kernels.triton.{place}", input_name)
         yield Implementation("linear", name, priority, requires, run, pack, detail, codes=codes)
-    run = Deferred("engine.kernels.triton.fp4_native", "linear_fp4")
-    detail = "made E4M3 in registers for many rows, fp8 activations"
-    codes = Deferred("engine.kernels.triton.few_codes", "FP4")
-    yield Implementation("linear", "triton-fp4", PRIORITY + 1, for_fp4, run, pack, detail, codes=codes)
     yield offer("route", on_gpu, "route")
     yield offer("gelu_mul", on_gpu, "norms")
     run, pack = (Deferred("engine.kernels.triton.experts", name) for name in ("experts", "pack"))

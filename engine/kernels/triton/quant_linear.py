@@ -1,7 +1,7 @@
 """The linear op for quantised weights: which kernel takes how many rows.
 
-Weight-only: codes times exact activations. E4M3 and int8 may have activations of eight bits too, where that is asked
-for; few rows are bound by reading the weight and gain nothing by it, so they keep their activations exact.
+Weight-only: codes times activations as they are. Where activations of eight bits are asked for, coded_rows.py rounds
+them before.
 """
 
 from __future__ import annotations
@@ -14,19 +14,11 @@ from engine.kernels import reference
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.few_rows import MAX_ROWS, few_rows
 from engine.kernels.triton.quant_gemm import large_linear, quant_gemm
-from engine.kernels.triton.quantise_rows import (
-    OutlierColumns,
-    QuantRows,
-    outlier_columns,
-    padded_outliers,
-    quantise_rows,
-)
+from engine.kernels.triton.quantise_rows import OutlierColumns, QuantRows, outlier_columns, padded_outliers
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 
-EXACT_ROWS = 16  # up to here activations stay exact
-BLOCK_ROWS = 2048  # beyond, decoding a weight with multipliers of blocks for the plain product takes less than its own
 # A product of so few rows and columns leaves the library's tiles mostly idle: ours takes 60 % of its time.
 SMALL_ROWS, SMALL_COLUMNS, TINY_ROWS = 128, 8192, 64
 TILE_ROWS = 64  # up to here tiles are decoded in registers, but for fp4; beyond, once for all rows
@@ -85,29 +77,6 @@ def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = No
     if packed.beside is not None and weight.outlier_columns is not None:
         out += x.index_select(1, weight.outlier_columns) @ packed.beside[:, : len(weight.outlier_columns)].T.to(x.dtype)
     return out
-
-
-def linear_int8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Activations of many rows become int8, a scale a row, but for the weight's outlier columns. Shapes: as linear."""
-    weight = packed.weight
-    if x.shape[0] <= EXACT_ROWS or packed.plain is not None or weight.scales.shape[1] > 1:
-        return linear(x, packed, bias)
-    rows, _ = quantise_rows(x, "int8", kept=packed.kept)
-    return scaled_gemm(
-        rows.codes, weight.codes, rows.scales, weight.scales, x.dtype, bias, rows.outliers, packed.beside
-    )
-
-
-def linear_fp8(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Activations of many rows become E4M3, a scale a row or, as the weight's, a block of 128. Shapes: as linear."""
-    weight = packed.weight
-    depth = weight.shape[1]
-    if x.shape[0] <= EXACT_ROWS or packed.plain is not None or weight.group not in (depth, 128):
-        return linear(x, packed, bias)
-    if weight.group < depth and x.shape[0] > BLOCK_ROWS:
-        return linear(x, packed, bias)
-    rows, _ = quantise_rows(x, "fp8", group=128 if weight.scales.shape[1] > 1 else 0)
-    return product_fp8(rows, weight.codes.view(torch.float8_e4m3fn), weight.scales, x.dtype, bias)
 
 
 def product_fp8(

@@ -1,6 +1,8 @@
 """Activations to eight bits, a multiplier a row, in the pass that makes them: norm, residual, or a gate's product.
 
-A row's codes depend on that row alone. With outlier columns, those inputs are written beside in 16 bits, count as zero
+A row's codes depend on that row alone. E4M3 has powers of two as multipliers: its numbers, of a floating point of their
+own, are no less near so, and code times multiplier is a number of 16 bits, which kernels for few rows read as it is.
+With outlier columns, those inputs are written beside in 16 bits, count as zero
 in the codes, and a counter on the device says in how many rows a column that is not among them was one: nothing is
 asked of the host, so a step can be captured and replayed. Where a number is not finite the multiplier is NaN.
 """
@@ -14,10 +16,11 @@ import triton
 import triton.language as tl
 
 from engine.kernels.outlier_misses import misses_of
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.device import converts_fp8
+from engine.kernels.triton.fine_rows import CHUNK, FineForm, FineRows
 
 PLAIN, NORM, ADD_NORM, SILU, GELU = 0, 1, 2, 3, 4
-E4M3_MAX, INT8_MAX = 448.0, 127.0
 OUTLIER_THRESHOLD = 6.0  # of an activation's size
 
 
@@ -79,15 +82,27 @@ def largest_size(values, AXIS: tl.constexpr):
 
 
 @triton.jit
+def _multiplier(largest, LIMIT: tl.constexpr, POWER: tl.constexpr):
+    """With which numbers up to `largest` become codes up to LIMIT; NaN where one is not finite. POWER: of two"""
+    scale = tl.maximum(largest, 1e-30) / LIMIT
+    if POWER:
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(largest < float("inf"), scale, float("nan"))
+
+
+@triton.jit
 def _quantise_kernel(
     x, residual, weight, codes, scales, residual_out, marks, columns, outliers, misses, width, eps, threshold,
     MODE: tl.constexpr, WHOLE: tl.constexpr, NUM_OUTLIERS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
-    HARDWARE: tl.constexpr, GROUP: tl.constexpr,
+    HARDWARE: tl.constexpr, GROUP: tl.constexpr, FINE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """TYPE: of the values, as they would have been written without codes."""
+    """TYPE: of the values, as they would have been written without codes. FINE: as fine_rows.py has rows of bytes"""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     mask = lanes < width
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     if MODE >= 3:
         gate = tl.load(x + row * 2 * width + lanes, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(x + row * 2 * width + width + lanes, mask=mask, other=0.0).to(tl.float32)
@@ -139,13 +154,18 @@ def _quantise_kernel(
         largest = largest_size(values, 0)
         if NUM_OUTLIERS > 0:
             tl.atomic_add(misses, 1, mask=largest > threshold, sem="relaxed")
-        scale = tl.where(largest < float("inf"), tl.maximum(largest, 1e-30) / LIMIT, float("nan"))
-        tl.store(scales + row, scale)
+        scale = _multiplier(largest, LIMIT, not WHOLE)
+        if FINE:
+            chunk = tl.arange(0, BLOCK // 32)
+            alike = tl.zeros([BLOCK // 32], tl.float32) + scale
+            tl.store(scales + row * (width // 32) + chunk, alike, mask=chunk < width // 32)
+        else:
+            tl.store(scales + row, scale)
         quotient = values / scale
     else:
         grouped = tl.reshape(values, [BLOCK // GROUP, GROUP])
         largest = largest_size(grouped, 1)
-        scale = tl.where(largest < float("inf"), tl.maximum(largest, 1e-30) / LIMIT, float("nan"))
+        scale = _multiplier(largest, LIMIT, not WHOLE)
         group = tl.arange(0, BLOCK // GROUP)
         tl.store(scales + row * (width // GROUP) + group, scale, mask=group < width // GROUP)
         quotient = tl.reshape(grouped / scale[:, None], [BLOCK])
@@ -153,13 +173,17 @@ def _quantise_kernel(
         # Adding and taking away three halves of 2 ** 23 rounds to the nearest even whole number.
         quotient = (quotient + 12582912.0) - 12582912.0
     quotient = tl.minimum(tl.maximum(quotient, -LIMIT), LIMIT)
-    if WHOLE:
+    place = lanes
+    if FINE:
+        place = ((lanes % 8 // 4) * (width // 8) + lanes // 8) * 4 + lanes % 4
+        coded = quotient.to(tl.int16)
+    elif WHOLE:
         coded = quotient.to(tl.int8).to(tl.uint8, bitcast=True)
     elif HARDWARE:
         coded = quotient.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         coded = e4m3_codes(quotient).to(tl.uint8)
-    tl.store(codes + row * width + lanes, coded, mask=mask)
+    tl.store(codes + row * width + place, coded, mask=mask)
 
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -182,26 +206,55 @@ def quantise_rows(
     Shapes: x [M, K], of a gate [M, 2K]; weight [K]; residual [M, K] -> (codes of [M, K], new residual [M, K] | None)
     Mutates: kept.misses
     """
+    count, width = x.shape[0], x.shape[1] // (2 if mode >= SILU else 1)
+    codes = torch.empty(count, width, dtype=torch.int8 if code == "int8" else torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(count, width // group if group else 1, dtype=torch.float32, device=x.device)
+    written = codes.view(torch.uint8)
+    outliers, total = _quantise(x, written, scales, mode, weight, eps, residual, kept, group, whole=code == "int8")
+    return QuantRows(codes, scales, outliers), total
+
+
+def fine_int8(
+    x: torch.Tensor,
+    *,
+    mode: int = PLAIN,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+) -> tuple[FineRows, torch.Tensor | None]:
+    """The int8 codes and the multiplier of quantise_rows as what quant_dots reads with codes of bytes.
+
+    Shapes: as quantise_rows, K a multiple of 32
+    """
+    count, width = x.shape[0], x.shape[1] // (2 if mode >= SILU else 1)
+    assert width % CHUNK == 0, width
+    codes = torch.empty(count, width, dtype=torch.int16, device=x.device)
+    scales = torch.empty(count, width // CHUNK, dtype=torch.float32, device=x.device)
+    _, total = _quantise(x, codes, scales, mode, weight, eps, residual, None, 0, whole=True, fine=True)
+    return FineRows(codes, scales, scales.view(torch.int32), FineForm(8)), total  # sums: only zero points want them
+
+
+def _quantise(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, mode: int, weight: torch.Tensor | None, eps: float,
+    residual: torch.Tensor | None, kept: OutlierColumns | None, group: int, *, whole: bool, fine: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """-> (outliers | None, new residual | None). Mutates: codes, scales, kept.misses"""
     x = x.contiguous()
-    rows = x.shape[0]
-    width = x.shape[1] // (2 if mode >= SILU else 1)
-    codes = torch.empty(rows, width, dtype=torch.int8 if code == "int8" else torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(rows, width // group if group else 1, dtype=torch.float32, device=x.device)
+    count, width = codes.shape
     total = torch.empty_like(x) if mode == ADD_NORM else None
     outliers = None
     if kept is not None:
-        outliers = torch.empty(rows, kept.columns.shape[0], dtype=kept.dtype, device=x.device)
-    if rows:
-        block = max(16, triton.next_power_of_2(width))
-        _quantise_kernel[(rows,)](
-            x, x if residual is None else residual.contiguous(), x if weight is None else weight,
-            codes.view(torch.uint8), scales,
+        outliers = torch.empty(count, kept.columns.shape[0], dtype=kept.dtype, device=x.device)
+    if count:
+        block = max(CHUNK, triton.next_power_of_2(width))
+        _quantise_kernel[(count,)](
+            x, x if residual is None else residual.contiguous(), x if weight is None else weight, codes, scales,
             x if total is None else total,
             x if kept is None else kept.is_outlier, x if kept is None else kept.columns,
             x if outliers is None else outliers, x if kept is None else kept.misses,
             width, eps, 0.0 if kept is None else kept.threshold,
-            mode, code == "int8", 0 if kept is None else kept.columns.shape[0], block, _TYPES[x.dtype],
-            converts_fp8(x.device), group,
-            num_warps=min(16, max(1, block // 512)),
+            mode, whole, 0 if kept is None else kept.columns.shape[0], block, _TYPES[x.dtype],
+            converts_fp8(x.device), group, fine, chains(x.device),
+            num_warps=min(16, max(1, block // 512)), **launch(x.device),
         )  # fmt: skip
-    return QuantRows(codes, scales, outliers), total
+    return outliers, total

@@ -17,10 +17,10 @@ pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
-REQUESTS, TOKENS = 40, 6  # decode steps of more rows than stay exact
+REQUESTS, TOKENS = 40, 6  # decode steps of many rows
 
 
-def written_by(path: Path, weights: str, activation: str) -> dict[str, list[int]]:
+def written_by(path: Path, weights: str, activation: str, chosen: range = range(REQUESTS)) -> dict[str, list[int]]:
     knobs = Knobs(max_running=64, token_budget=256, prefill_chunk=64)
     config = WorkerConfig(
         "w", "tiny", str(path), "", device="cuda:0", weights=weights, activation=activation, kv_bytes=1 << 24,
@@ -28,8 +28,8 @@ def written_by(path: Path, weights: str, activation: str) -> dict[str, list[int]
     )  # fmt: skip
     core = build_engine(config, lambda stage, done, total: None).core
     greedy = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-    written: dict[str, list[int]] = {str(i): [] for i in range(REQUESTS)}
-    for i in range(REQUESTS):
+    written: dict[str, list[int]] = {str(i): [] for i in chosen}
+    for i in chosen:
         core.add(Submit(str(i), [5 + i, 9, 33, 7 + i % 3], greedy))
     while core.has_work():
         for delta in core.step().deltas:
@@ -67,4 +67,6 @@ def test_tokens_are_those_of_a_pass_of_its_own(
     monkeypatch.setattr(Linear, "coding_part", numbers_only)
     apart = written_by(path, weights, activation)
     same = [joined[key] == apart[key] for key in joined]
-    assert sum(same) >= 0.9 * REQUESTS, "few rows may be rounded otherwise; many are not"
+    assert sum(same) >= 0.95 * REQUESTS, "sums of another order may turn a tie"
+    alone = [written_by(path, weights, activation, range(i, i + 1))[str(i)] == joined[str(i)] for i in (0, 17, 39)]
+    assert sum(alone) >= 2, "a request's tokens depend on how many others run"

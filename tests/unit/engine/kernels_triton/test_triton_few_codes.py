@@ -30,7 +30,7 @@ def projection(kind: str, activation: str = "exact") -> tuple[Ops, Linear]:
     return ops, ops.linear([coded], [torch.randn(24, device=DEVICE).to(DTYPE)])
 
 
-@pytest.mark.parametrize(("kind", "activation"), [("int4", "exact"), ("int8", "int8"), ("fp4_mx", "fp8")])
+@pytest.mark.parametrize(("kind", "activation"), [("int4", "exact"), ("int8", "exact"), ("int8", "int8")])
 def test_ops_before_a_few_rows_write_what_rounding_their_numbers_gives(kind: str, activation: str) -> None:
     ops, linear = projection(kind, activation)
     x, residual = (torch.randn(2, WIDTH, device=DEVICE).to(DTYPE) for _ in range(2))
@@ -49,13 +49,10 @@ def test_ops_before_a_few_rows_write_what_rounding_their_numbers_gives(kind: str
     torch.testing.assert_close(linear(gated), linear(ops.silu_mul(gates)), rtol=4e-3, atol=4e-3)
 
 
-def test_more_rows_and_columns_kept_beside_come_as_numbers_or_as_before() -> None:
+def test_more_rows_and_columns_kept_beside_come_as_numbers() -> None:
     _, linear = projection("int4")
     assert linear.coding_part(MAX_ROWS) is not None
     assert linear.coding_part(MAX_ROWS + 1) is None
     assert linear.coding_part(64) is None
-    _, mixed = projection("int8_mixed", "int8")
+    _, mixed = projection("int8_mixed")
     assert mixed.coding_part(2) is None
-    assert mixed.coding_part(64) is not None
-    _, fp8 = projection("fp8", "fp8")
-    assert fp8.coding_part(2) is None

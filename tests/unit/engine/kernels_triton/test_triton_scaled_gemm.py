@@ -10,7 +10,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from engine.kernels import reference  # noqa: E402
 from engine.kernels.triton import quantise_rows as rows_of  # noqa: E402
-from engine.kernels.triton.quant_linear import linear_int8, pack  # noqa: E402
+from engine.kernels.triton.coded_rows import linear_int8  # noqa: E402
+from engine.kernels.triton.quant_linear import pack  # noqa: E402
 from engine.kernels.triton.quantise_rows import outlier_columns, quantise_rows  # noqa: E402
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles  # noqa: E402
 from engine.quant.encode import encode, encode_mixed  # noqa: E402
@@ -39,7 +40,9 @@ def test_rows_become_codes_of_what_the_unfused_op_gives(mode: str, code: str) ->
     weight, residual = torch.rand(width, device=DEVICE) + 0.5, torch.randn(5, width, device=DEVICE)
     got, total = quantise_rows(x, code, mode=MODES[mode], weight=weight, eps=1e-5, residual=residual)
     truth = made(mode, x, weight, residual)
-    assert torch.allclose(got.scales, truth.abs().amax(dim=1, keepdim=True) / (127 if code == "int8" else 448))
+    largest = truth.abs().amax(dim=1, keepdim=True)
+    wanted = largest / 127 if code == "int8" else torch.exp2((largest / 448).log2().ceil())
+    assert torch.allclose(got.scales, wanted)
     decoded = got.codes.to(torch.float32) * got.scales
     # A GPU rounds to the nearest E4M3; the interpreter cuts off.
     part = 16.0 if DEVICE == "cuda" else 8.0
@@ -82,7 +85,7 @@ def test_a_column_kept_beside_that_is_not_finite_stays_so(bad: float) -> None:
 def test_groups_of_a_row_have_scales_of_their_own() -> None:
     x = torch.randn(3, 384, device=DEVICE) * torch.tensor([1.0, 30.0, 0.01], device=DEVICE).repeat_interleave(128)
     got, _ = quantise_rows(x, "fp8", group=128)
-    assert torch.allclose(got.scales, x.view(3, 3, 128).abs().amax(dim=2) / 448)
+    assert torch.equal(got.scales, torch.exp2((x.view(3, 3, 128).abs().amax(dim=2) / 448).log2().ceil()))
     assert relative(got.codes.float().view(3, 3, 128) * got.scales.unsqueeze(-1), x.view(3, 3, 128)) < 0.04
 
 
@@ -126,7 +129,9 @@ def test_int8_products_are_exact_before_they_are_scaled(rows: int, columns: int,
     monkeypatch.setattr("engine.kernels.triton.scaled_gemm.LEAST_PART", 64)
     parted = ScaledTiles(16, 32, 64, 4, 2, splits=3)
     described = ScaledTiles(16, 32, 64, 4, 2, splits=2, described=True)  # a depth of 200 cannot be
-    for tiles in (parted, parted, described):  # the counters are as they were
+    tail = ScaledTiles(16, 32, 64, 4, 2, splits=3, undivided=1)
+    turned = ScaledTiles(32, 16, 64, 4, 2, splits=2, undivided=1, turned=True)
+    for tiles in (parted, parted, described, tail, turned):  # the counters are as they were
         assert torch.equal(scaled_gemm(a, w, a_scales, w_scales, torch.float32, bias, tiles=tiles), got)
 
 
