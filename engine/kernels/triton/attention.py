@@ -1,4 +1,4 @@
-"""Paged attention: the sequences with one query by a kernel split over the context, the others by one for chunks.
+"""Paged attention: sequences with one query or a few by kernels split over the context, the others by one for chunks.
 
 Which kernel a sequence takes depends on its own number of queries alone. Grids depend on shapes alone, never on
 lengths, so that a step can be captured and replayed.
@@ -15,6 +15,7 @@ import triton.language as tl
 from engine.kernels.triton import attention_tiles as tiles
 from engine.kernels.triton.attention_bytes import _decode_bytes_kernel
 from engine.kernels.triton.attention_decode import _decode_kernel, _merge_kernel
+from engine.kernels.triton.attention_few import _few_kernel, _merge_few_kernel, few_queries
 from engine.kernels.triton.attention_prefill import SEARCH_STEPS, _prefill_kernel
 from engine.kernels.triton.cached_bytes import PLAIN, code_of
 from engine.kernels.triton.chained import chains, launch
@@ -39,6 +40,16 @@ class _Work:
     window_tokens: int | None
     softcap: float | None
     sinks: torch.Tensor | None
+
+    @property
+    def repeat(self) -> int:
+        """Heads that share a KV head."""
+        return self.q.shape[1] // self.view.shape[2]
+
+    @property
+    def few(self) -> int:
+        """The most queries of a sequence that is not a chunk."""
+        return few_queries(triton.next_power_of_2(self.repeat))
 
     @property
     def multiplied(self) -> tl.dtype:
@@ -69,19 +80,22 @@ def paged_attention(
         return out
     work = _Work(q, view, out, block_tables, query_starts, context_lens, scale, window_tokens, softcap, sinks)
     sequences = context_lens.shape[0]
-    if num_tokens > sequences:
+    most = num_tokens - sequences + 1  # queries that a sequence can have
+    if most > work.few:
         _prefill(work)
+    if most > 1 and work.few > 1 and (sequences > 1 or most <= work.few):
+        _few(work)
     if sequences > 1 or num_tokens == 1:
         _decode(work, mixed=num_tokens > sequences)
     return out
 
 
 def _prefill(work: _Work) -> None:
-    """The sequences with more than one query."""
+    """The sequences with more than a few queries."""
     q, view, out = work.q, work.view, work.out
     num_tokens, num_heads, dim = q.shape
     groups, page = view.shape[2], view.shape[3]
-    repeat = num_heads // groups
+    repeat = work.repeat
     repeat_pad = triton.next_power_of_2(repeat)
     tile = tiles.prefill_tile(
         dim,
@@ -96,11 +110,41 @@ def _prefill(work: _Work) -> None:
         q, view, out, work.block_tables, work.query_starts, work.context_lens, q if work.sinks is None else work.sinks,
         q.stride(0), q.stride(1), out.stride(0), work.block_tables.stride(0),
         view.stride(0), view.stride(1), view.stride(2), sequences, work.scale,
-        repeat, repeat_pad, block_q, block_m, tile.block_n, dim, max(16, triton.next_power_of_2(dim)), page,
+        work.few, repeat, repeat_pad, block_q, block_m, tile.block_n, dim, max(16, triton.next_power_of_2(dim)), page,
         work.window_tokens or 0, work.softcap or 0.0, work.sinks is not None, SEARCH_STEPS,
         code_of(view), work.multiplied, converts_fp8(q.device),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+
+
+def _few(work: _Work) -> None:
+    """The sequences with more than one query that are no chunks."""
+    q, view, out = work.q, work.view, work.out
+    num_heads, dim = q.shape[1:]
+    sequences, groups, page = work.context_lens.shape[0], view.shape[2], view.shape[3]
+    repeat_pad = triton.next_power_of_2(work.repeat)
+    few = work.few
+    longest = work.block_tables.shape[1] * page
+    splits = num_splits(sequences * groups, min(longest, (work.window_tokens or longest) + few))
+    partial = stats = out
+    places = sequences * few * num_heads
+    if splits > 1:
+        partial = torch.empty(places * splits, dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(places * splits, 2, dtype=torch.float32, device=q.device)
+    block_d = max(16, triton.next_power_of_2(dim))
+    tile = tiles.few_tile(few * repeat_pad, dim, view.element_size())
+    _few_kernel[(sequences, groups, splits)](
+        q, view, out, partial, stats, work.block_tables, work.query_starts, work.context_lens,
+        q if work.sinks is None else work.sinks, q.stride(0), q.stride(1), work.block_tables.stride(0),
+        view.stride(0), view.stride(1), view.stride(2), num_heads, work.scale, splits,
+        work.repeat, repeat_pad, few, tile.block_m, tile.block_n, dim, block_d, page, work.window_tokens or 0,
+        work.softcap or 0.0, work.sinks is not None, splits > 1, code_of(view), work.multiplied,
+        converts_fp8(q.device), num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        _merge_few_kernel[(places,)](
+            partial, stats, out, work.query_starts, num_heads, splits, few, dim, block_d, MAX_SPLITS, num_warps=2
+        )
 
 
 def _decode(work: _Work, *, mixed: bool) -> None:
@@ -109,7 +153,7 @@ def _decode(work: _Work, *, mixed: bool) -> None:
     num_heads, dim = q.shape[1:]
     sequences = work.context_lens.shape[0]
     groups, page = view.shape[2], view.shape[3]
-    repeat = num_heads // groups
+    repeat = work.repeat
     longest = work.block_tables.shape[1] * page
     splits = num_splits(sequences * groups, min(longest, work.window_tokens or longest))
     partial = stats = out

@@ -1,7 +1,7 @@
 """Paged attention of prompts' chunks: a program takes some queries of one KV head and all keys that they see.
 
 All query heads of a KV head share its K and V tiles (their rows are packed into one dot). Softmax is online in base 2
-with the running maximum kept. A sequence with one query is left to the kernel of attention_decode.
+with the running maximum kept. Sequences with one query or a few are left to attention_decode and attention_few.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ def _prefill_kernel(
     q, view, out, block_tables, query_starts, context_lens, sinks,
     q_token_stride, q_head_stride, out_token_stride, table_stride, page_stride, plane_stride, head_stride,
     num_sequences, scale,
-    REPEAT: tl.constexpr, REPEAT_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+    FEW: tl.constexpr, REPEAT: tl.constexpr, REPEAT_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
     CODE: tl.constexpr, TYPE: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """CODE: of the cache, see engine.kernels.triton.cached_bytes. TYPE: of the numbers multiplied"""
+    """FEW: so many queries of a sequence are left to others.
+
+    CODE: of the cache, see engine.kernels.triton.cached_bytes. TYPE: of the numbers multiplied
+    """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     # Sequence s owns blocks query_starts[s] // BLOCK_Q + s and following: find it by bisection.
@@ -59,7 +62,7 @@ def _prefill_kernel(
     first_row = tl.load(query_starts + sequence)
     count = tl.load(query_starts + sequence + 1) - first_row
     local = (block - (first_row // BLOCK_Q + sequence)) * BLOCK_Q
-    if (local >= count) | (count == 1):
+    if (local >= count) | (count <= FEW):
         return
     context = tl.load(context_lens + sequence)
     rows = tl.arange(0, BLOCK_M)

@@ -70,6 +70,13 @@ def decode_tile(dim: int, element_bytes: int) -> Tile:
     return Tile(16, keys, 2 if dim <= 128 else 4, stages(keys, dim, element_bytes, DECODE_SHARED_BYTES[dim > 128]))
 
 
+def few_tile(rows: int, dim: int, element_bytes: int) -> Tile:
+    """Tiles for a few queries a sequence. rows: queries times the heads that share a KV head"""
+    keys = 64 if dim <= 128 else 32
+    block_m = max(16, rows)
+    return Tile(block_m, keys, 8 if block_m >= 64 and dim > 128 else 4, stages(keys, dim, element_bytes, 96 << 10))
+
+
 def stages(block_n: int, dim: int, element_bytes: int, budget_bytes: int) -> int:
     """Tiles of K and V in flight that fit the budget: 3 at most."""
     tile_bytes = 2 * block_n * triton.next_power_of_2(dim) * max(2, element_bytes)
