@@ -93,7 +93,7 @@ def paged_attention(
 def _prefill(work: _Work) -> None:
     """The sequences with more than a few queries."""
     q, view, out = work.q, work.view, work.out
-    num_tokens, num_heads, dim = q.shape
+    num_tokens, _, dim = q.shape
     groups, page = view.shape[2], view.shape[3]
     repeat = work.repeat
     repeat_pad = triton.next_power_of_2(repeat)
