@@ -16,6 +16,8 @@ from collections.abc import Callable
 import torch
 
 from engine.calibrate_overheads import LAYERS, Overheads
+from engine.calibrate_steps import KIND as SMALL_KIND
+from engine.calibrate_steps import StepOverheads, step_overheads
 from engine.devices import Device, open_device
 from engine.devices.cpu import usable_cpus
 from engine.ggml_types import COMPUTABLE_TYPES, TYPE_BY_NAME
@@ -40,7 +42,7 @@ _ROUNDS = 3
 _LONGEST_PACKING = 0.75  # of the time, with what kernels take to compile
 _OVERRUN_S = 4.0
 _LEAST_POINTS = 2  # of each kind, however long they take
-_HOST_BYTES = 64 << 20  # of matrices of one kind on a CPU: above the share of a cache that a few cores have
+_HOST_BYTES = 128 << 20  # of matrices of one kind on a CPU: several times what a cache of a few cores keeps
 _DEVICE_BYTES = 1 << 30
 
 log = logging.getLogger("bayard.calibrate")
@@ -89,7 +91,7 @@ class Bench:
 
 def read_bytes_per_s(bench: Bench, device: torch.device, slice_s: float) -> float:
     """Streaming read of plain memory."""
-    size = 4 * _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
+    size = 2 * _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
     data = torch.ones(size // 4, dtype=torch.float32, device=device)
     return size / bench.best_s(data.sum, slice_s, at_least=3)
 
@@ -213,14 +215,17 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
     with torch.inference_mode():
         kv_read, attention_flops = attention_rates(bench, torch_device, dtype, capabilities, slice_s)
         overheads = Overheads(torch_device, dtype, capabilities)
+        steps = _steps(device, threads, slice_s)
         layer_s = bench.best_s(bench.recorded(overheads.layers), slice_s / 2) / LAYERS
         experts_s = bench.best_s(bench.recorded(overheads.experts), slice_s / 2) / LAYERS
         probes: dict[str, LinearProbe] = {}
-        for kind in wanted:
+        for kind in wanted if steps is None else dict.fromkeys((*wanted, SMALL_KIND)):
             if probes and bench.left_s < seconds * (1 - _LONGEST_PACKING):
                 break  # fewer kinds, measured well
             probes[kind] = LinearProbe(kind, torch_device, dtype, capabilities)
         linear_points(bench, list(probes.values()))
+    if steps is not None and SMALL_KIND in probes:
+        layer_s = steps.layer_s(probes[SMALL_KIND].points()[0][1])
     return {
         "device": device_name,
         "threads": torch.get_num_threads() if torch_device.type == "cpu" else 0,
@@ -229,11 +234,23 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
         "kv_read_bytes_per_s": kv_read,
         "attention_flops": attention_flops,
         "layer_overhead_s": layer_s,
+        "step_overhead_s": None if steps is None else steps.step_s,
         "experts_overhead_s": experts_s,
         "kinds": {kind: probe.points() for kind, probe in probes.items()},
         "kernels": {kind: probe.why for kind, probe in probes.items()},
         "left_out": [kind for kind in wanted if kind not in probes],
     }
+
+
+def _steps(device: Device, threads: int, seconds: float) -> StepOverheads | None:
+    """What steps cost where the CPU's library runs them whole; None elsewhere. Blocks: for a few seconds."""
+    if device.torch_device.type != "cpu" or cpu_library.absent_reason() is not None:
+        return None
+    before = torch.get_num_threads()
+    try:
+        return step_overheads(str(device.torch_device), threads, seconds)
+    finally:
+        torch.set_num_threads(before)  # the engine leaves its own pool alone on the cores
 
 
 def main(arguments: list[str]) -> int:

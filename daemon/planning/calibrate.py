@@ -40,6 +40,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[str, list[tuple[int, float]]]
     kernels: dict[str, str]
     left_out: list[str]
+    step_overhead_s: float | None = None  # None: not measured on such a device
 
 
 def kinds_for(on_cpu: bool, first: Iterable[str]) -> list[str]:
@@ -116,7 +117,7 @@ def rates_from_probe(printed: dict[str, Any], budget: DeviceBudget) -> DeviceRat
         read_bytes_per_s=probe.read_bytes_per_s,
         flops=max((rate.flops for rate in kinds.values()), default=shipped.flops),
         attention_flops=probe.attention_flops,
-        step_overhead_s=shipped.step_overhead_s,
+        step_overhead_s=shipped.step_overhead_s if probe.step_overhead_s is None else probe.step_overhead_s,
         layer_overhead_s=probe.layer_overhead_s,
         experts_overhead_s=probe.experts_overhead_s,
         kinds=kinds,
