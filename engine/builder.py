@@ -24,7 +24,7 @@ from engine.models.adapters import AdapterBank
 from engine.models.encoder import load_encoder
 from engine.models.packed_store import PackedStore
 from engine.quantize.on_load import rounding_of
-from engine.runner.runner import ForwardModel
+from engine.runner.forward_model import ForwardModel
 from engine.spec import read_spec
 from engine.spec.adapter_spec import named, read_adapter
 from engine.spec.model_spec import ModelSpec

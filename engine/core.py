@@ -30,8 +30,10 @@ from engine.messages import (
     WorkerStats,
 )
 from engine.runner.faults import lost_device
+from engine.runner.forward_model import ForwardModel
+from engine.runner.launched import LaunchedStep
 from engine.runner.launcher import Launcher
-from engine.runner.runner import ForwardModel, LaunchedStep, ModelRunner
+from engine.runner.runner import ModelRunner
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.intake import submit_of
 from engine.scheduler.outbox import Outbox
@@ -200,7 +202,8 @@ class EngineCore:
 
     def prepare(self) -> bool:
         """Use an idle moment: get one more thing ready that a later step would wait for. False: all is ready."""
-        return self.runner.prepare(self.scheduler.knobs.max_running)
+        knobs = self.scheduler.knobs
+        return self.runner.prepare(knobs.max_running, knobs.token_budget)
 
     # ---------------------------------------------------------------- sleep
 

@@ -8,7 +8,6 @@ captured graphs, which hold addresses, captured again, in the idle moments after
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 
@@ -54,7 +53,7 @@ class Sleeper:
             self._pool_bytes, self._pool_address = pool.untyped_storage().nbytes(), pool.data_ptr()
             empty_buffer(pool)
         device.release_unused()
-        _trim_host()
+        trim_heap()
         self.is_asleep = True
         return Slept(time.monotonic() - began, pool_bytes=self._pool_bytes, moved_bytes=moved)
 
@@ -71,19 +70,6 @@ class Sleeper:
             refill_buffer(self._core.pool, self._pool_bytes)
             same_place = same_place and self._core.pool.data_ptr() == self._pool_address
             if not same_place:
-                self._forget_graphs(self._core)
+                self._core.runner.forget_graphs()
         self.is_asleep = False
         return Woken(time.monotonic() - began, graphs_kept=same_place)
-
-    @staticmethod
-    def _forget_graphs(core: EngineCore) -> None:
-        for graphs in (core.runner.graphs, core.runner.adapted_graphs):
-            if graphs is not None:
-                graphs.forget()
-
-
-def _trim_host() -> None:
-    """Give back what the allocator of the host keeps for later."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's
-        libc.malloc_trim(0)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from engine.devices import Device
 from engine.errors import BayardError, DeviceMemoryFull
 from engine.runner.faults import MemoryCaution, is_out_of_memory, smaller
-from engine.runner.runner import LaunchedStep, ModelRunner
+from engine.runner.launched import LaunchedStep
+from engine.runner.runner import ModelRunner
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import Request, RequestState
 

@@ -8,9 +8,8 @@ pool into the next step, and a pinned copy of them follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,9 +23,12 @@ from engine.layers.pooling import unit
 from engine.runner.constrain import constrain, is_constrained
 from engine.runner.direct import DirectDecode, WholeStep, is_plain_decode
 from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
+from engine.runner.forward_model import EmbeddingModel, ForwardModel
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
+from engine.runner.launched import LaunchedStep, by_id
 from engine.runner.sampler import Sampled, sample
+from engine.runner.step_graphs import MOST_LOGITS, StepGraphs
 from engine.runner.token_counts import TokenCounts
 from engine.runner.warm_up import WarmUp
 from engine.scheduler.chunk import ScheduledChunk
@@ -34,37 +36,6 @@ from engine.scheduler.request import PENDING, Request
 from engine.speculative import accepted
 
 FIRST_POOL = 4096  # places for last tokens; growing past it captures every graph again
-
-
-class ForwardModel(Protocol):
-    """What the runner asks of a model."""
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [R, vocab] float32 for batch.logit_rows."""
-        ...
-
-
-@runtime_checkable
-class EmbeddingModel(Protocol):
-    """A ForwardModel in two halves."""
-
-    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        """[R, hidden] after the last norm, of batch.logit_rows."""
-        ...
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, vocab] float32."""
-        ...
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """A step that is queued or done. wait() may be called once."""
-
-    chunks: list[ScheduledChunk]
-    needs_host: bool  # the next step needs this one's tokens on the host
-    wait: Callable[[], dict[str, Sampled]]
-    began: float = 0.0  # before it was launched, on time.perf_counter's clock
 
 
 class ModelRunner:
@@ -104,9 +75,11 @@ class ModelRunner:
         self._warm_up: WarmUp | None = None
         self.graphs: DecodeGraphs | None = None
         self.adapted_graphs: DecodeGraphs | None = None
+        self.step_graphs: StepGraphs | None = None
         if device.capabilities.graphs and getattr(model, "replayable", True):
             made = (self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
             self.graphs = DecodeGraphs(*made)
+            self.step_graphs = StepGraphs(self._forward_picked, *made[1:])
             self._warm_up = WarmUp(model.forward, layout, kv_views, device, max_context_tokens)
             if self.adapters:  # graphs of their own, so that steps of the base alone cost what they did
                 self.adapted_graphs = DecodeGraphs(*made, adapted=True)
@@ -116,22 +89,31 @@ class ModelRunner:
         self._counts.release(request)
 
     @torch.inference_mode()
-    def prepare(self, max_batch: int) -> bool:
-        """Capture the largest decode graph that is missing, then warm a prompt's step up. False: nothing is left."""
-        for graphs in self._all_graphs():
-            bucket = graphs.missing(max_batch)
-            if bucket is not None:
-                self._ensure_logits(max_batch)
+    def prepare(self, max_batch: int, max_tokens: int = 0) -> bool:
+        """Capture the largest decode graph that is missing, then warm prompts' steps up, then capture small steps.
+
+        False: nothing is left. max_tokens: of a step
+        """
+        for graphs in (self.graphs, self.adapted_graphs):
+            bucket = None if graphs is None else graphs.missing(max_batch)
+            if graphs is not None and bucket is not None:
+                self._ensure_logits(max(max_batch, MOST_LOGITS))
                 graphs.prepare(bucket, self._ensure_pool())
                 return True
-        return self._warm_up is not None and self._warm_up.next()
+        if self._warm_up is not None and self._warm_up.next():
+            return True
+        size = None if self.step_graphs is None else self.step_graphs.missing(max_batch, max_tokens)
+        if self.step_graphs is None or size is None:
+            return False
+        self._ensure_logits(max(max_batch, MOST_LOGITS))
+        self.step_graphs.prepare(size, self._ensure_pool())
+        return True
 
-    def _forget_graphs(self) -> None:
-        for graphs in self._all_graphs():
-            graphs.forget()
-
-    def _all_graphs(self) -> list[DecodeGraphs]:
-        return [graphs for graphs in (self.graphs, self.adapted_graphs) if graphs is not None]
+    def forget_graphs(self) -> None:
+        """What they hold lies elsewhere now; they are captured again."""
+        for graphs in (self.graphs, self.adapted_graphs, self.step_graphs):
+            if graphs is not None:
+                graphs.forget()
 
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
@@ -154,7 +136,7 @@ class ModelRunner:
                     pick_greedy=lambda _: torch.tensor(largest, dtype=torch.int32),
                     choose=self._choose_one,
                 )
-        found = _by_id(requests, results)
+        found = by_id(requests, results)
         return LaunchedStep(chunks, True, lambda: found)
 
     @torch.inference_mode()
@@ -177,21 +159,41 @@ class ModelRunner:
             picked = graphs.replay(arrays, self._ensure_pool(), self._numbers_of(chunks) if adapted else None)
             if picked is not None:
                 return self._drawn(chunks, samplers, logits[: len(chunks)], picked, arrays.slots, in_pool=True)
-        arrays = build_arrays(chunks, self.tables)
-        batch, slots = self._upload(arrays, chunks)
-        batch.token_ids = self._resolve(batch.token_ids, arrays, slots)
-        if adapted:
-            batch.adapters = self._adapters_of(chunks)
-        if any(request.embeds for request in samplers):
-            return self._embedded(batch, chunks, samplers)
-        logits = self.model.forward(batch)
+        picked = None
+        small = None if adapted else self._small_step(chunks, samplers)
+        if small is not None:
+            arrays, logits, picked = small
+        else:
+            arrays = build_arrays(chunks, self.tables)
+            batch, slots = self._upload(arrays, chunks)
+            batch.token_ids = self._resolve(batch.token_ids, arrays, slots)
+            if adapted:
+                batch.adapters = self._adapters_of(chunks)
+            if any(request.embeds for request in samplers):
+                return self._embedded(batch, chunks, samplers)
+            logits = self.model.forward(batch)
         if not samplers:
             return LaunchedStep(chunks, False, dict)
         if alone:
             sampling = arrays.slots[[chunk.samples for chunk in chunks]]
-            return self._drawn(chunks, samplers, logits, self._pick_greedy(logits), sampling, in_pool=False)
-        results = _by_id(samplers, self._checked(logits, chunks))
+            picked = self._pick_greedy(logits) if picked is None else picked
+            return self._drawn(chunks, samplers, logits, picked, sampling, in_pool=False)
+        results = by_id(samplers, self._checked(logits, chunks))
         return LaunchedStep(chunks, True, lambda: results)
+
+    def _small_step(
+        self, chunks: list[ScheduledChunk], samplers: list[Request]
+    ) -> tuple[StepArrays, torch.Tensor, torch.Tensor] | None:
+        """The step replayed, with its logits and the largest ones' places; None where there is no graph for it."""
+        if self.step_graphs is None or any(request.embeds for request in samplers):
+            return None
+        wanted = sum(1 + len(chunk.draft) for chunk in chunks if chunk.samples)
+        size = self.step_graphs.captured(sum(chunk.num_tokens for chunk in chunks), len(chunks), wanted)
+        if size is None or self._logits is None:
+            return None
+        arrays = build_arrays(chunks, self.tables, blocks=self.tables.max_blocks)
+        picked = self.step_graphs.replay(size, arrays, self._ensure_pool())
+        return arrays, self._logits[: len(arrays.logit_rows)], picked
 
     def _numbers_of(self, chunks: list[ScheduledChunk]) -> Ints:
         """Shapes: -> [S]"""
@@ -218,7 +220,7 @@ class ModelRunner:
         others = [chunk for chunk in chunks if chunk.samples and not chunk.request.embeds]
         if others:
             rows = [row for c in others for row in range(last[c.request.id] - len(c.draft), last[c.request.id] + 1)]
-            results |= _by_id([c.request for c in others], self._checked(self.model.logits(states[rows]), others))
+            results |= by_id([c.request for c in others], self._checked(self.model.logits(states[rows]), others))
         return LaunchedStep(chunks, True, lambda: results)
 
     def _checked(self, logits: torch.Tensor, chunks: list[ScheduledChunk]) -> list[Sampled]:
@@ -255,13 +257,17 @@ class ModelRunner:
 
     def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""
+        picked = self._forward_picked(batch, slots, pool)
+        pool[slots] = picked
+        return picked
+
+    def _forward_picked(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        """A step whose rows' input tokens come from their places in the pool where the host has none."""
         batch.token_ids = torch.where(batch.token_ids < 0, pool[slots].to(batch.token_ids.dtype), batch.token_ids)
         logits = self.model.forward(batch)
         assert self._logits is not None
         self._logits[: logits.shape[0]].copy_(logits)  # where a draw after the replay finds them
-        picked = self._pick_greedy(logits)
-        pool[slots] = picked
-        return picked
+        return self._pick_greedy(logits)
 
     def _drawn(
         self,
@@ -287,14 +293,14 @@ class ModelRunner:
         if plan is not None or constrained or not in_pool:
             self._ensure_pool()[self.device.copy_to_device(slots).to(self.device.index_dtype)] = picked
         read = reader(samplers, picked, logprobs, self.device)
-        return LaunchedStep(chunks, constrained, lambda: _by_id(samplers, read()))
+        return LaunchedStep(chunks, constrained, lambda: by_id(samplers, read()))
 
     def _ensure_logits(self, rows: int) -> torch.Tensor:
         """A buffer that graphs leave their logits in, large enough for the size that rows need."""
         size = bucket_of(rows)
         if self._logits is None or self._logits.shape[0] < size:
             if self._logits is not None:
-                self._forget_graphs()  # they hold the old buffer's address
+                self.forget_graphs()  # they hold the old buffer's address
             self._logits = torch.empty(size, self._vocab_size, device=self.device.torch_device)
         return self._logits
 
@@ -315,7 +321,7 @@ class ModelRunner:
             larger = torch.zeros(self.tables.num_rows + 1, dtype=torch.int32, device=self._pool.device)
             larger[: self._pool.shape[0]] = self._pool
             self._pool = larger
-            self._forget_graphs()  # they hold the old pool's address
+            self.forget_graphs()  # they hold the old pool's address
         return self._pool
 
     def _upload(self, arrays: StepArrays, chunks: list[ScheduledChunk]) -> tuple[ForwardBatch, torch.Tensor]:
@@ -342,7 +348,3 @@ class ModelRunner:
             max_context_tokens=int(arrays.context_lens.max()),
         )
         return batch, index(arrays.slots)
-
-
-def _by_id(samplers: list[Request], results: list[Sampled]) -> dict[str, Sampled]:
-    return {request.id: result for request, result in zip(samplers, results, strict=True)}

@@ -16,7 +16,8 @@ from engine.kv.buffer import allocate_buffer
 from engine.kv.layout import PageLayout
 from engine.kv.manager import KvManager
 from engine.messages import SamplingParams
-from engine.runner.runner import ForwardModel, ModelRunner
+from engine.runner.forward_model import ForwardModel
+from engine.runner.runner import ModelRunner
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import Request
 from engine.speculative.drafter import Wish

@@ -18,7 +18,7 @@ from engine.devices import Device
 from engine.kv.layout import PageLayout
 from engine.layers.embedding import Embedding
 from engine.layers.ops import Ops
-from engine.runner.runner import EmbeddingModel
+from engine.runner.forward_model import EmbeddingModel
 from engine.scheduler.chunk import ScheduledChunk
 from engine.scheduler.request import Request
 from engine.speculative.draft_model import DraftModel

@@ -20,7 +20,7 @@ from engine.kv.layout import solve_layout
 from engine.messages import WorkerConfig
 from engine.models import load_model
 from engine.models.decoder import Decoder
-from engine.runner.runner import EmbeddingModel, ForwardModel
+from engine.runner.forward_model import EmbeddingModel, ForwardModel
 from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
 from engine.spec.safetensors_header import read_safetensors_header
 from engine.speculative.loading import pool_pages

@@ -1,8 +1,9 @@
-"""Replayed decode steps write what eager ones write: at every captured size and one less, and around block borders."""
+"""Replayed steps write what eager ones write: decodes of every captured size and one less, prompts around block borders."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from engine.builder import BuiltEngine, build_engine
 from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.runner.graphs import BUCKETS
+from engine.runner.step_graphs import StepSize
 from tests.fakes.family_models import saved_model
 
 pytestmark = [
@@ -30,7 +32,9 @@ def engine(folder: Path, graphs: bool, kv_dtype: str) -> BuiltEngine:
     )  # fmt: skip
     built = build_engine(config, lambda stage, done, total: None)
     if not graphs:
-        built.core.runner.graphs = None
+        built.core.runner.graphs = built.core.runner.step_graphs = None
+    while graphs and built.core.prepare():
+        pass
     return built
 
 
@@ -64,6 +68,15 @@ def test_replayed_steps_write_what_eager_ones_write(case: str, kv_dtype: str, tm
     assert replaying.core.runner.graphs is not None
     vocab = replaying.core.scheduler.vocab_size
     generator = torch.Generator().manual_seed(0)
+    graphs, small = replaying.core.runner.step_graphs, []
+    assert graphs is not None
+    replay = graphs.replay
+
+    def counted(size: StepSize, *arguments: Any) -> torch.Tensor:
+        small.append(size)
+        return replay(size, *arguments)
+
+    graphs.replay = counted  # type: ignore[method-assign]
     different = 0
     for size in SIZES:
         lengths = [BORDERS[i % len(BORDERS)] for i in range(size)]
@@ -72,5 +85,6 @@ def test_replayed_steps_write_what_eager_ones_write(case: str, kv_dtype: str, tm
         truth = written(eager, prompts, f"e{size}")
         assert all(len(tokens) == TOKENS for tokens in got)
         different += sum(a != b for a, b in zip(got, truth, strict=True))
+    assert len(set(small)) >= 4, "prompts' steps were replayed"
     # Libraries take another product for another number of rows, padding included: two logits may be that close.
     assert different <= sum(SIZES) // 100, f"{different} of {sum(SIZES)} answers differ"
