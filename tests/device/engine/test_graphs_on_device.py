@@ -1,4 +1,4 @@
-"""Replayed steps write what eager ones write: decodes of every captured size and one less, prompts around block borders."""
+"""Replayed steps write what eager ones write: at every captured size and one less, and around block borders."""
 
 from __future__ import annotations
 
