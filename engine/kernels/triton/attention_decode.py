@@ -1,8 +1,8 @@
 """Paged attention of one query a sequence, split over the context: parts are merged by their sums and maxima.
 
 A row's parts depend on its length and the shapes of a step alone, so its result does not depend on what else the step
-computes. Grids depend on shapes alone, never on lengths, so that a step can be captured and replayed: of a short context
-in a wide table most programs have no part and end at once.
+computes. Grids depend on shapes alone, never on lengths, so that a step can be captured and replayed: of a short
+context in a wide table most programs have no part and end at once.
 """
 
 from __future__ import annotations

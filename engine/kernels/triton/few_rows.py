@@ -1,7 +1,6 @@
 """A quantised weight times up to four rows: which kernel reads the codes once, and with which tiles.
 
-Whole-number codes have the same kernel and tiles for any of these numbers of rows, so that a row's result depends on no
-other; E4M3 codes for one and two, and the kernel for tiles of rows beyond.
+Any of these numbers of rows has the same kernel and the same parts of K, so that a row's result depends on no other.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.fine_rows import FineRows
 from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.quant_dots import DotsTiles
-from engine.kernels.triton.quant_gemm import quant_gemm
 from engine.kernels.triton.quant_gemv import GemvTiles, quant_gemv
 
 MAX_ROWS = 4
@@ -31,11 +29,9 @@ def few_rows(
     """Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K); bias [N] -> [M, N]"""
     if quant_dots.takes(weight):
         return of_fine(quant_dots.form(weight).rows(x), weight, x.dtype, bias, tiles)
-    if fp8_rows.takes(weight) and x.shape[0] <= fp8_rows.MAX_ROWS:
+    if fp8_rows.takes(weight):
         assert tiles is None or isinstance(tiles, Fp8Tiles), tiles
         return fp8_rows.fp8_rows(x, weight, bias, tiles)
-    if fp8_rows.takes(weight):
-        return quant_gemm(x, weight, bias)
     assert tiles is None or isinstance(tiles, GemvTiles), tiles
     return quant_gemv(x, weight, bias, tiles)
 

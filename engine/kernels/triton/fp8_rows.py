@@ -1,4 +1,4 @@
-"""A weight of E4M3 codes times one or two rows, exact activations: bound by reading the codes once.
+"""A weight of E4M3 codes times up to four rows, exact activations: bound by reading the codes once.
 
 Codes become floats by a conversion of two where the device has it, else by moving bits through float16, which keeps the
 small ones. The first codes are asked for before the rows are there. A program owns some output columns for all of K.
@@ -20,76 +20,103 @@ from engine.kernels.triton.chained import chains, launch, let_next_start, wait_f
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.decode import INPUTS, _decoded, _inputs, input_words
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
+from engine.kernels.triton.half_dots import _apart, _within
 from engine.kernels.triton.tuned import few_key, tuned
 
-MAX_ROWS = 2  # more need more registers than there are, and take four times as long
-TWO_ROWS_N = 4  # columns of a program then, at most
+MAX_ROWS = 4
+MORE_ROWS_N = 4  # columns of a program for more than one row, at most
 SHIFTED = 256.0  # float16 made by moving an E4M3's bits lacks the difference of the exponents' biases
 
 
 @triton.jit
 def _converted(words):
-    """The four numbers of each word, as the device converts them."""
+    """The first four numbers of each 64-bit word and the last four, as the device converts them."""
     return tl.inline_asm_elementwise(
-        """{ .reg .b16 p, q, low, high; .reg .b32 u, v;
-        mov.b32 {p, q}, $4;
+        """{ .reg .b16 p, q, low, high; .reg .b32 a, b, u;
+        mov.b64 {a, b}, $8;
+        mov.b32 {p, q}, a;
         cvt.rn.f16x2.e4m3x2 u, p;
-        cvt.rn.f16x2.e4m3x2 v, q;
         mov.b32 {low, high}, u;
         cvt.f32.f16 $0, low;
         cvt.f32.f16 $1, high;
-        mov.b32 {low, high}, v;
+        cvt.rn.f16x2.e4m3x2 u, q;
+        mov.b32 {low, high}, u;
         cvt.f32.f16 $2, low;
-        cvt.f32.f16 $3, high; }""",
-        "=f,=f,=f,=f,r", [words], dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+        cvt.f32.f16 $3, high;
+        mov.b32 {p, q}, b;
+        cvt.rn.f16x2.e4m3x2 u, p;
+        mov.b32 {low, high}, u;
+        cvt.f32.f16 $4, low;
+        cvt.f32.f16 $5, high;
+        cvt.rn.f16x2.e4m3x2 u, q;
+        mov.b32 {low, high}, u;
+        cvt.f32.f16 $6, low;
+        cvt.f32.f16 $7, high; }""",
+        "=f,=f,=f,=f,=f,=f,=f,=f,l", [words],
+        dtype=(tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32),
+        is_pure=True, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def _numbers(words, CONVERTS: tl.constexpr, PTX: tl.constexpr):
+    """The eight numbers of each word."""
+    if CONVERTS:
+        numbers = _converted(words)
+    else:
+        numbers = _decoded(words.to(tl.int32), 0, 0, 0, PTX) + _decoded((words >> 32).to(tl.int32), 0, 0, 0, PTX)
+    return numbers
 
 
 @triton.jit
 def _fp8_rows_kernel(
     x, codes, scales, bias, out, columns, correction,
-    QUADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INPUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, CONVERTS: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+    WORDS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, INPUT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr,
+    CONVERTS: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """QUADS: words of four codes a row. GROUPS: multipliers a row."""
+    """WORDS: of eight codes, of a row. STEP: words at once. GROUPS: multipliers a row."""
+    EACH: tl.constexpr = WORDS // GROUPS
+    QUADS: tl.constexpr = 2 * WORDS  # of a row of x
     first_n = tl.program_id(0) * BLOCK_N
-    n = tl.minimum(first_n + tl.arange(0, BLOCK_N), columns - 1).to(tl.int64)
-    lanes = tl.arange(0, BLOCK_Q)
-    EVEN: tl.constexpr = QUADS % BLOCK_Q == 0
-    GROUP: tl.constexpr = QUADS // GROUPS
-    base = codes + n[:, None] * QUADS
-    following = tl.load(base + lanes[None, :], mask=(lanes < QUADS)[None, :], other=0, eviction_policy="evict_first")
+    n = (first_n + tl.arange(0, BLOCK_N))[None, :]
+    if not WHOLE_N:
+        n = tl.minimum(n, columns - 1)
+    steps = tl.arange(0, STEP)[:, None]
+    # A thread has one word of each column at a time, and reads what it needs of x itself.
+    base = codes + n.to(tl.int64) * WORDS
+    following = tl.load(
+        base + _apart(steps, PTX), mask=_within(steps, WORDS, WHOLE_K), other=0, eviction_policy="evict_first"
+    )
     if CHAINED:
         let_next_start()
         wait_for_last()
     sums = ()
     for _ in tl.static_range(ROWS):
-        sums = sums + (tl.zeros([BLOCK_N, BLOCK_Q], tl.float32),)
-    for start in range(0, QUADS, BLOCK_Q):
+        sums = sums + (tl.zeros([STEP, BLOCK_N], tl.float32),)
+    for start in tl.static_range(0, WORDS, STEP):
         words = following
-        at = start + lanes
-        beyond = at + BLOCK_Q < QUADS
-        following = tl.load(
-            base + (at + BLOCK_Q)[None, :], mask=beyond[None, :], other=0, eviction_policy="evict_first"
-        )
-        in_k = at < QUADS
+        at = steps + start
+        if start + STEP < WORDS:
+            later = at + STEP
+            following = tl.load(
+                base + _apart(later, PTX), mask=_within(later, WORDS, WHOLE_K), other=0, eviction_policy="evict_first"
+            )
+        in_k = _within(at, WORDS, WHOLE_K)
         if GROUPS > 1:
-            place = n[:, None] * GROUPS + (at // GROUP)[None, :]
-            scale = tl.load(scales + place, mask=in_k[None, :], other=0.0).to(tl.float32)
-        if CONVERTS:
-            first, second, third, fourth = _converted(words)
-        else:
-            first, second, third, fourth = _decoded(words, 0, 0, 0, PTX)
+            scale = tl.load(scales + n * GROUPS + _apart(at // EACH, PTX), mask=in_k, other=0.0).to(tl.float32)
+        numbers = _numbers(words, CONVERTS, PTX)
+        quads = _apart(at, PTX) * 2
         fresh = ()
         for m in tl.static_range(ROWS):
-            a, b, c, d = _inputs(x + m * QUADS * (4 if INPUT == 2 else 1), at, in_k, EVEN, INPUT, PTX)
+            base_x = x + m * QUADS * (4 if INPUT == 2 else 1)
+            inputs = _inputs(base_x, quads, in_k, False, INPUT, PTX)
+            inputs = inputs + _inputs(base_x, quads + 1, in_k, False, INPUT, PTX)
             total = sums[m]
             if GROUPS > 1:
-                total = tl.zeros([BLOCK_N, BLOCK_Q], tl.float32)
-            total += first * a[None, :]
-            total += second * b[None, :]
-            total += third * c[None, :]
-            total += fourth * d[None, :]
+                total = tl.zeros([STEP, BLOCK_N], tl.float32)
+            for place in tl.static_range(8):
+                total += numbers[place] * inputs[place]
             if GROUPS > 1:
                 total = sums[m] + total * scale
             fresh = fresh + (total,)
@@ -103,7 +130,7 @@ def _fp8_rows_kernel(
     if HAS_BIAS:
         added = tl.load(bias + rows, mask=in_n, other=0.0).to(tl.float32)
     for m in tl.static_range(ROWS):
-        result = tl.sum(sums[m], axis=1) * factor + added
+        result = tl.sum(sums[m], axis=0) * factor + added
         tl.store(out + m * columns + rows, result.to(out.dtype.element_ty), mask=in_n)
 
 
@@ -116,7 +143,7 @@ class Fp8Tiles:
 
 def takes(weight: CodedWeight) -> bool:
     """Whether the kernel reads these codes and multipliers."""
-    return weight.code == "fp8" and weight.group % 4 == 0 and weight.row_scales is None
+    return weight.code == "fp8" and weight.group % 8 == 0 and weight.row_scales is None
 
 
 def fp8_tiles(weight: CodedWeight, device: torch.device) -> Fp8Tiles:
@@ -138,21 +165,22 @@ def fp8_rows(
 ) -> torch.Tensor:
     """by_bits: also where the device converts.
 
-    Shapes: x [M, K], M 1 or 2, K a multiple of 4; weight (N, K), as takes() wants; bias [N] -> [M, N]
+    Shapes: x [M, K], M from 1 to 4; weight (N, K), as takes() wants; bias [N] -> [M, N]
     """
     rows, depth = x.shape
     columns = weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     assert rows <= MAX_ROWS, rows
     tiles = tiles or fp8_tiles(weight, x.device)
-    block_n = tiles.block_n if rows == 1 else min(tiles.block_n, TWO_ROWS_N)  # K is shared out alike with either
-    quads = depth // 4
+    block_n = tiles.block_n if rows == 1 else min(tiles.block_n, MORE_ROWS_N)  # K is shared out alike with either
+    words = depth // 8
+    step = min(tiles.quads // 2, triton.next_power_of_2(words))
     converts = converts_fp8(x.device) and not by_bits
     _fp8_rows_kernel[(triton.cdiv(columns, block_n),)](
-        input_words(x), weight.codes.view(torch.int32), weight.scales,
+        input_words(x), weight.codes.view(torch.int64), weight.scales,
         weight.codes if bias is None else bias, out, columns, 1.0 if converts else SHIFTED,
-        quads, int(weight.scales.shape[1]), rows, INPUTS[x.dtype], bias is not None,
-        block_n, min(tiles.quads, triton.next_power_of_2(quads)), converts, speaks_ptx(x.device),
-        chains(x.device), num_warps=tiles.warps, **launch(x.device),
+        words, int(weight.scales.shape[1]), rows, INPUTS[x.dtype], bias is not None,
+        block_n, step, columns % block_n == 0, words % step == 0, converts, speaks_ptx(x.device), chains(x.device),
+        num_warps=tiles.warps, **launch(x.device),
     )  # fmt: skip
     return out

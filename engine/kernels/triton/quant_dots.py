@@ -181,12 +181,12 @@ def quant_dots(
     assert rows.count <= MAX_ROWS, rows.count
     out = torch.empty(rows.count, columns, dtype=dtype, device=device)
     tiles = tiles or dots_tiles(weight, device)
-    code, scale, _, sixteens, has_zeros, has_pairs, has_row_scales = form_of(weight)
+    _, scale, _, sixteens, has_zeros, has_pairs, has_row_scales = form_of(weight)
     groups = int(weight.scales.shape[1])
     none = weight.codes
     zeros = none if weight.zeros is None else weight.zeros if weight.pairs is None else weight.pairs
-    inputs = (rows.codes.view(torch.int64), rows.scales, rows.sums, weight.codes.view(torch.int64), weight.scales, zeros,
-              none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
+    inputs = (rows.codes.view(torch.int64), rows.scales, rows.sums, weight.codes.view(torch.int64), weight.scales,
+              zeros, none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
               columns)  # fmt: skip
     grid = (triton.cdiv(columns, tiles.block_n),)
     lanes = depth // rows.form.lane
