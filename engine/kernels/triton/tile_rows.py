@@ -17,12 +17,34 @@ import triton.language as tl
 
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.decode import CODE_NUMBERS, SCALE_NUMBERS, _high_half, _low_half, _scale
-from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx, units_of
+from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx
 from engine.kernels.triton.quant_gemm import MAGIC_BITS, _above, _numbers
 
 MAX_ROWS = 64
-MAX_SPLITS = 8
+MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
+
+
+def _looked_up(sign: str, low: str, high: str) -> str:
+    """Four bytes' halves of E2M1 as two words of two bfloat16: a look-up for either byte, and the sign."""
+    find = "and.b32 a, $2, 0x77777777; shr.u32 b, a, 16; "
+    for word, code in (("a", "0"), ("b", "1")):
+        find += f"prmt.b32 l{code}, 0xC0800000, 0xC0804000, {word}; prmt.b32 h{code}, 0x3F3F3F00, 0x40404040, {word}; "
+    out = "".join(
+        f"prmt.b32 u, l{at}, h{at}, {pick}; prmt.b32 v, s, 0, {spread}; or.b32 ${at}, u, v; "
+        for at, pick, spread in ((0, low, "0x1404"), (1, high, "0x3424"))
+    )
+    return "{ .reg .b32 a, b, l0, h0, l1, h1, s, u, v; " + find + sign + out + "}"
+
+
+_LOW_FP4 = tl.constexpr(_looked_up("shl.b32 s, $2, 4; and.b32 s, s, 0x80808080; ", "0x6240", "0x6240"))
+_HIGH_FP4 = tl.constexpr(_looked_up("and.b32 s, $2, 0x80808080; ", "0x7351", "0x7351"))
+
+
+@triton.jit
+def _fp4_numbers(stored, HALF: tl.constexpr):
+    asm: tl.constexpr = _LOW_FP4 if HALF == 0 else _HIGH_FP4
+    return tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
 
 
 @triton.jit
@@ -134,6 +156,11 @@ def _tile_rows_kernel(
                 # 128 or 1024 plus the code by setting bits, less as much plus the zero point: exact in 16 bits.
                 w = _above(stored, a.dtype, MAGIC, half, PTX)
                 w -= (zero + (128.0 if MAGIC == 0x4300 else 1024.0)).to(a.dtype)[:, None]
+            elif CODE == 3 and PTX and a.dtype == tl.bfloat16:
+                # Two digits times one or four: exact in bfloat16.
+                w = _fp4_numbers(stored, half)
+                if RUNS > 1:
+                    w *= _spread((scale if half == 0 else second).to(tl.bfloat16), RUN)
             else:
                 w = _numbers(stored, CODE, half, HARDWARE)
                 if CODE == 2 and LATE:
@@ -182,8 +209,6 @@ class RowTiles:
     warps: int
     stages: int
     splits: int = 0  # 0: enough to fill the device
-    ptx: bool = True
-    block_m: int = 0
 
 
 def tile_rows(
@@ -193,7 +218,7 @@ def tile_rows(
     rows, depth = x.shape
     columns, groups = weight.shape[0], int(weight.scales.shape[1])
     device = x.device
-    tiles = tiles or row_tiles(weight, device)
+    tiles = tiles or row_tiles(weight)
     group = 0 if groups == 1 and weight.code in ("fp8", "int8") else weight.group
     late = group >= 64
     block_k = group if late else tiles.block_k
@@ -201,32 +226,31 @@ def tile_rows(
     magic = MAGIC_BITS.get(x.dtype, 0) if weight.code == "int4" and late and whole else 0
     paired = late and weight.pairs is not None
     zeros = weight.pairs if paired else weight.zeros
-    block_m = tiles.block_m or min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
-    row_tiles_, column_tiles = triton.cdiv(rows, block_m), triton.cdiv(columns, tiles.block_n)
-    splits = tiles.splits or max(1, min(MAX_SPLITS, 3 * units_of(device) // (row_tiles_ * column_tiles)))
+    block_m = min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
+    tall, wide = triton.cdiv(rows, block_m), triton.cdiv(columns, tiles.block_n)
+    num_tiles = tall * wide
+    splits = tiles.splits or (1 if num_tiles >= MANY_TILES else max(tiles.block_n // 16, MANY_TILES // num_tiles))
     per_split = triton.cdiv(max(LEAST_PART, triton.cdiv(depth, splits)), block_k) * block_k
     splits = triton.cdiv(depth, per_split)
-    assert splits == 1 or row_tiles_ * column_tiles <= MAX_LOCKS, (rows, columns)
+    assert splits == 1 or num_tiles <= MAX_LOCKS, (rows, columns)
     out = torch.empty(rows, columns, dtype=x.dtype, device=device)
     parts = out
     if splits > 1:
-        parts = torch.empty(
-            row_tiles_ * column_tiles * splits * tiles.block_n * block_m, dtype=torch.float32, device=device
-        )
+        parts = torch.empty(num_tiles * splits * tiles.block_n * block_m, dtype=torch.float32, device=device)
     none = weight.codes
-    _tile_rows_kernel[(column_tiles, row_tiles_, splits)](
+    _tile_rows_kernel[(wide, tall, splits)](
         x.contiguous(), none if none.dtype == torch.uint8 else none.view(torch.uint8),
         weight.scales, none if zeros is None else zeros,
         none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
         parts, locks_of(device), rows, columns, depth, groups, per_split,
         CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], group, late,
         2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
-        converts_fp8(device), magic, tiles.ptx and speaks_ptx(device), splits, depth % block_k == 0,
+        converts_fp8(device), magic, speaks_ptx(device), splits, depth % block_k == 0,
         block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 
 
-def row_tiles(weight: CodedWeight, device: torch.device) -> RowTiles:
-    """What is usual for such a weight."""
-    return RowTiles(64, 128, 4, 4)
+def row_tiles(weight: CodedWeight) -> RowTiles:
+    """What an H200 does soonest."""
+    return RowTiles(128, 128, 4, 3) if weight.code == "int4" else RowTiles(64, 128, 4, 5)

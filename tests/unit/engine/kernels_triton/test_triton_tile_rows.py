@@ -1,0 +1,77 @@
+"""Quantised weights as the left side of a product with 5 to 64 rows: in the interpreter on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: `make test` installs it for these tests")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from engine.kernels.triton.coded import coded  # noqa: E402
+from engine.kernels.triton.tile_rows import RowTiles, row_tiles, tile_rows  # noqa: E402
+from engine.quant.encode import encode  # noqa: E402
+
+# The interpreter's bfloat16 dot is not usable; a GPU tests it too.
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
+FORMS = [
+    ("fp8", None, False),
+    ("fp8", 128, False),
+    ("int8", None, False),
+    ("int8", 32, False),
+    ("int4", 128, False),
+    ("int4", 128, True),
+    ("int4", 32, True),
+    ("int4", 16, True),
+    ("fp4_nv", None, False),
+    ("fp4_mx", None, False),
+]
+SMALL = RowTiles(32, 64, 4, 2, 1)
+PARTED = RowTiles(32, 64, 4, 2, 3)
+
+
+def relative(got: torch.Tensor, truth: torch.Tensor) -> float:
+    assert torch.isfinite(got).all()
+    return float((got.double() - truth.double()).norm() / truth.double().norm().clamp_min(1e-9))
+
+
+@pytest.mark.parametrize(("kind", "group", "zeros"), FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_match_float64(
+    kind: str, group: int | None, zeros: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kernels.triton.tile_rows.LEAST_PART", 64)
+    torch.manual_seed(5)
+    weight = encode(torch.randn(37, 640, device=DEVICE) * 0.1 + 0.05 * zeros, kind, group, asymmetric=zeros)
+    packed, numbers = coded(weight), weight.dequantize()
+    for rows, tiles in ((5, SMALL), (17, PARTED)):
+        x, bias = torch.randn(rows, 640, device=DEVICE).to(dtype), torch.randn(37, device=DEVICE).to(dtype)
+        truth = x.double() @ numbers.double().T
+        assert relative(tile_rows(x, packed, None, tiles), truth) < TOLERANCE[dtype]
+        assert relative(tile_rows(x, packed, bias, tiles), truth + bias.double()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4", "fp4_nv"])
+def test_a_row_does_not_depend_on_those_beside_it(kind: str) -> None:
+    packed = coded(encode(torch.randn(70, 384, device=DEVICE), kind))
+    x = torch.randn(9, 384, device=DEVICE).half()
+    other = torch.cat((torch.randn(4, 384, device=DEVICE).half() * 30, x[2:3]))
+    tiles = RowTiles(32, 64, 4, 2, 2)
+    assert torch.equal(tile_rows(other, packed, None, tiles)[4], tile_rows(x, packed, None, tiles)[2])
+
+
+def test_every_code_of_four_bit_floats_is_read_exactly() -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 0.0], device=DEVICE)
+    plain = torch.stack([numbers.roll(at).repeat(4) for at in range(16)])
+    packed = coded(encode(plain, "fp4_mx"))
+    got = tile_rows(
+        torch.eye(64, device=DEVICE, dtype=dtype), packed, None, RowTiles(16 if DEVICE == "cpu" else 64, 64, 4, 2, 1)
+    )
+    assert torch.equal(got.T.float(), plain)
+
+
+def test_tiles_are_known_for_each_code() -> None:
+    for kind in ("fp8", "int8", "int4", "fp4_mx"):
+        assert row_tiles(coded(encode(torch.randn(4, 128, device=DEVICE), kind))).block_k == 128
