@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+from engine.kernels.triton.device import speaks_ptx
+from engine.kernels.triton.half_dots import _apart
 from engine.kernels.triton.norms import gated
 
 CHUNK = 32  # numbers that share a multiplier
@@ -46,56 +48,96 @@ class FineRows:
 
 @triton.jit
 def _numbers(chunks, LANE: tl.constexpr):
-    """Places in a row, [C, parts, numbers] of chunks: a part is what one sum is of, half a lane."""
+    """Places in a row, [numbers, parts, C] of chunks: a part is half a lane, which a thread has whole."""
     INNER: tl.constexpr = LANE // 2
-    part = tl.arange(0, 32 // INNER)[None, :, None]
-    return chunks[:, None, None] * 32 + part * INNER + tl.arange(0, INNER)[None, None, :]
+    number = tl.arange(0, INNER)[:, None, None]
+    return chunks[None, None, :] * 32 + tl.arange(0, 32 // INNER)[None, :, None] * INNER + number
 
 
 @triton.jit
-def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr, MINGLED: tl.constexpr):
-    """values: [C, parts, numbers] float32 as _numbers has them, nothing but zeros beyond the width"""
+def _together(whole, PLACES: tl.constexpr, FIRST: tl.constexpr):
+    """Numbers as int16 in 64-bit words, four a word. Shapes: [words, 4 or 2, P, C] -> [words, P, C]
+
+    PLACES: apart in a word. FIRST: the first one's place; a tensor where it depends on the part.
+    """
+    place = tl.arange(0, whole.shape[1])[None, :, None, None] * PLACES + FIRST
+    return tl.sum((whole.to(tl.int64) & 0xFFFF) << (16 * place), axis=1)
+
+
+@triton.jit
+def _two_of(words):
+    """The words of each part one by one, without another thread's. Shapes: [2, P, C] -> 2 of [P, C]"""
+    return tl.split(tl.permute(words, (1, 2, 0)))
+
+
+@triton.jit
+def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr, MINGLED: tl.constexpr,
+                PTX: tl.constexpr):  # fmt: skip
+    """values: [numbers, parts, C] float32 as _numbers has them, nothing but zeros beyond the width.
+
+    All that is stored has the shape of parts and chunks, so that each thread stores what it has.
+    """
     INNER: tl.constexpr = LANE // 2
     PARTS: tl.constexpr = 32 // INNER
+    CHUNKS: tl.constexpr = chunks.shape[0]
     lanes = width // LANE
     finite = tl.abs(values) < float("inf")
     values = tl.where(finite, values, 0.0)
-    exponent = tl.max(tl.max(tl.abs(values), axis=2), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    largest = tl.max(tl.max(tl.abs(values), axis=0), axis=0, keep_dims=True)
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.where(exponent < 0x0A000000, 0, exponent)  # below 2^-107: nothing beside any other numbers
     # 2^e / 2^14 and its inverse; what is not finite makes the multiplier so.
     scale = exponent.to(tl.float32, bitcast=True) * (1.0 / 16384.0)
-    scale = tl.where(tl.min(tl.min(finite.to(tl.int32), axis=2), axis=1) > 0, scale, float("nan"))
+    scale = tl.where(tl.min(tl.min(finite.to(tl.int32), axis=0), axis=0, keep_dims=True) > 0, scale, float("nan"))
     inverse = tl.where(exponent > 0, 0x7C000000 - (exponent - 0x0A000000), 0).to(tl.float32, bitcast=True)
-    whole = tl.minimum(tl.floor(values * inverse[:, None, None] + 0.5), 32767.0).to(tl.int32)
-    part = tl.arange(0, PARTS)[None, :]
+    whole = tl.minimum(tl.floor(values * inverse[None, :, :] + 0.5), 32767.0).to(tl.int32)
+    part = tl.arange(0, PARTS)[:, None]
+    chunk = _apart(tl.broadcast_to(chunks[None, :], (PARTS, CHUNKS)), PTX)
+    within = chunk * 32 < width
     if LANE == 16:
-        half, lane = part // 2, chunks[:, None] * 2 + part % 2
+        half, lane = part // 2, chunk * 2 + part % 2
     else:
-        half, lane = part % 2, chunks[:, None] * 4 + part // 2
-    within = (chunks[:, None] * 32 < width) & (part >= 0)
-    number = tl.arange(0, INNER)[None, None, :]
+        half, lane = part % 2, chunk * 4 + part // 2
+    to = codes.to(tl.pointer_type(tl.int64)) + row * (width // 4) + lane
     if MINGLED:
-        word, within_word = number // 2, number % 2 * 2 + half[:, :, None]
+        # A word is of two numbers of each half: the halves' threads add theirs, and each stores two of the four.
+        pairs = tl.reshape(whole, (4, 2, PARTS, CHUNKS))
+        words = _together(pairs, 2, (tl.arange(0, PARTS) // 2)[None, None, :, None])
+        both = tl.sum(tl.reshape(words, (4, 2, 2, CHUNKS)), axis=1, keep_dims=True)
+        both = tl.reshape(tl.broadcast_to(both, (4, 2, 2, CHUNKS)), (2, 2, PARTS, CHUNKS))
+        first, second = _two_of(tl.sum(tl.where(_is_half(half, CHUNKS), both, 0), axis=0))
+        tl.store(to + (2 * half) * lanes, first, mask=within)
+        tl.store(to + (2 * half + 1) * lanes, second, mask=within)
+    elif LANE == 16:
+        first, second = _two_of(_together(tl.reshape(whole, (2, 4, PARTS, CHUNKS)), 1, 0))
+        tl.store(to + (2 * half) * lanes, first, mask=within)
+        tl.store(to + (2 * half + 1) * lanes, second, mask=within)
     else:
-        word, within_word = half[:, :, None] * (LANE // 8) + number // 4, number % 4
-    place = (word * lanes + lane[:, :, None]) * 4 + within_word
-    tl.store(codes + row * width + place, whole.to(tl.int16), mask=within[:, :, None])
-    in_row = chunks * 32 < width
-    pair = tl.arange(0, PARTS // 2)[None, :]
-    pair_sums = tl.sum(tl.reshape(tl.sum(whole, axis=2), (whole.shape[0], PARTS // 2, 2)), axis=2)
+        words = tl.sum(_together(tl.reshape(whole, (1, 4, PARTS, CHUNKS)), 1, 0), axis=0)
+        tl.store(to + half * lanes, words, mask=within)
+    # Sums of neighbouring parts, which both of them have.
+    pair = tl.sum(tl.reshape(tl.sum(whole, axis=0), (PARTS // 2, 2, CHUNKS)), axis=1, keep_dims=True)
+    of_pair = tl.reshape(tl.broadcast_to(pair, (PARTS // 2, 2, CHUNKS)), (PARTS, CHUNKS))
     if LANE == 16:
-        sums_at = (row * 2 + pair) * (width // 32) + chunks[:, None]
+        sums_at = (row * 2 + half) * (width // 32) + chunk
     else:
-        sums_at = row * lanes + chunks[:, None] * 4 + pair
-    tl.store(sums + sums_at, pair_sums, mask=in_row[:, None] & (pair >= 0))
-    tl.store(scales + row * (width // 32) + chunks, scale, mask=in_row)
+        sums_at = row * lanes + lane
+    tl.store(sums + sums_at, of_pair, mask=within & (part % 2 == 0))
+    tl.store(scales + row * (width // 32) + chunk, tl.broadcast_to(scale, (PARTS, CHUNKS)), mask=within & (part == 0))
+
+
+@triton.jit
+def _is_half(half, CHUNKS: tl.constexpr):
+    """Shapes: [P, 1] -> [2, 2, P, C]: whether the first dimension is the part's half"""
+    of = tl.arange(0, 2)[:, None, None, None]
+    return tl.broadcast_to(of == half[None, None, :, :], (2, 2, half.shape[0], CHUNKS))
 
 
 @triton.jit
 def _fine_kernel(
     x, codes, scales, sums, x_stride, width,
     GATE: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """GATE: 0 takes rows, 1 and 2 the silu or gelu gate of rows twice as wide."""
     if CHAINED:
@@ -110,14 +152,14 @@ def _fine_kernel(
         up = tl.load(x + row * x_stride + width + k, mask=mask, other=0.0).to(tl.float32)
         # As the gate's own kernel stores it.
         values = gated(values, up, GATE == 2).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED)
+    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED, PTX)
 
 
 @triton.jit
 def _norm_fine_kernel(
     x, residual, weight, total_out, codes, scales, sums, x_stride, width, eps,
     ADDED: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A program a row. ADDED: the residual is added before, and the sum stored."""
     row = tl.program_id(0).to(tl.int64)
@@ -135,7 +177,7 @@ def _norm_fine_kernel(
     values = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / width + eps)
     normed = (values * scale * weights).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED)
+    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED, PTX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +228,7 @@ class FineForm:
         if rows.count:
             _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
                 x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
-                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, chains(x.device), num_warps=1, **launch(x.device),
+                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device), num_warps=1, **launch(x.device),
             )  # fmt: skip
         return rows
 
@@ -199,5 +241,5 @@ class FineForm:
         chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
         _norm_fine_kernel[(rows.count,)](
             x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
-            added, chunks, self.lane, self.mingled, chains(x.device), num_warps=16 if chunks >= 128 else 4, **launch(x.device),
+            added, chunks, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device), num_warps=16 if chunks >= 128 else 4, **launch(x.device),
         )  # fmt: skip

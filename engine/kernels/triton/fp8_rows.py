@@ -79,12 +79,12 @@ def _fp8_rows_kernel(
     EACH: tl.constexpr = WORDS // GROUPS
     QUADS: tl.constexpr = 2 * WORDS  # of a row of x
     first_n = tl.program_id(0) * BLOCK_N
-    n = (first_n + tl.arange(0, BLOCK_N))[None, :]
+    n = (first_n.to(tl.int64) + tl.arange(0, BLOCK_N).to(tl.int64))[None, :]
     if not WHOLE_N:
         n = tl.minimum(n, columns - 1)
     steps = tl.arange(0, STEP)[:, None]
     # A thread has one word of each column at a time, and reads what it needs of x itself.
-    base = codes + n.to(tl.int64) * WORDS
+    base = codes + n * WORDS
     following = tl.load(
         base + _apart(steps, PTX), mask=_within(steps, WORDS, WHOLE_K), other=0, eviction_policy="evict_first"
     )

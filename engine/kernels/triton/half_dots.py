@@ -226,7 +226,8 @@ def _multipliers(
 ):  # fmt: skip
     """(multiplier, what stands for nothing) of blocks' numbers, and of their second halves where those differ.
 
-    known: the blocks. EACH: blocks of a group. ZEROS: 0 none, 1 beside the scales, 2 paired with them. What is not there is 0.
+    known: the blocks. EACH: blocks of a group. ZEROS: 0 none, 1 beside the scales, 2 paired with them. What is not
+    there is 0.
     """
     blocks = _apart(known, PTX)
     if SIXTEENS and SCALE == 1 and not ZEROS:
@@ -265,9 +266,10 @@ def half_dots_kernel(
     x, x_scales, x_sums, codes, scales, zeros, row_scales, bias, out, columns, nothing, correction,
     BLOCKS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, FP4: tl.constexpr, SCALE: tl.constexpr,
     SIXTEENS: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr, PTX: tl.constexpr, CONVERTS: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr,
+    PTX: tl.constexpr, CONVERTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """BLOCKS: of a row. STEP: blocks at once. x: [ROWS, 4, BLOCKS, 2] 64-bit words. nothing: 0, see _table
+    """BLOCKS: of a row. WHOLE_N, WHOLE_K: programs, or steps, end where the weight does. STEP: blocks at once. x: [ROWS, 4, BLOCKS, 2] 64-bit words. nothing: 0, see _table
 
     SIXTEENS: the halves of a block are groups of their own.
     """
@@ -275,11 +277,12 @@ def half_dots_kernel(
     MIDDLE: tl.constexpr = 0 if ZEROS else 12 if FP4 else 8
     APART: tl.constexpr = SIXTEENS or not FP4
     first_n = tl.program_id(0) * BLOCK_N
-    n = (first_n + tl.arange(0, BLOCK_N))[None, :]
+    # In 64 bits, so that the columns' addresses differ by what the compiler knows.
+    n = (first_n.to(tl.int64) + tl.arange(0, BLOCK_N).to(tl.int64))[None, :]
     if not WHOLE_N:
         n = tl.minimum(n, columns - 1)
     lanes = tl.arange(0, 2 * STEP)[:, None]
-    base = codes + n.to(tl.int64) * (2 * BLOCKS)
+    base = codes + n * (2 * BLOCKS)
     following = tl.load(base + lanes, mask=_within(lanes, 2 * BLOCKS, WHOLE_K), other=0, eviction_policy="evict_first")
     blocks = tl.arange(0, STEP)[:, None]
     next_scale, next_zero, next_second, next_second_zero = _multipliers(
