@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from engine.devices.uploader import BUFFER_BYTES, Sending, Uploader
+from engine.devices.native_uploader import native_uploader
+from engine.devices.uploader import BUFFER_BYTES, Sends, Sent, Uploader
 
 STAGED_KINDS = ("cuda",)  # of devices behind a link that pinned memory goes over faster
 SMALLEST_BYTES = 4 << 20  # below, and not read ahead, the plain copy is as fast
@@ -54,13 +55,13 @@ def reading_ahead(coming: Iterable[Tensor], device: torch.device) -> Iterator[No
 class ReadAhead:
     """Owner: one load."""
 
-    def __init__(self, coming: Iterable[Tensor], uploader: Uploader, limit_bytes: int = AHEAD_BYTES) -> None:
+    def __init__(self, coming: Iterable[Tensor], uploader: Sends, limit_bytes: int = AHEAD_BYTES) -> None:
         self._coming = iter(coming)
         self._uploader = uploader
         self._limit_bytes = limit_bytes
         self._next: deque[Tensor] = deque()
         self._held_bytes = 0
-        self._sendings: dict[tuple[int, int], Sending] = {}  # by where a tensor lies
+        self._sendings: dict[tuple[int, int], Sent] = {}  # by where a tensor lies
 
     def take(self, tensor: Tensor) -> Tensor | None:
         """The same on the device, once. None: it was not read ahead. Blocks: until the host's memory has been read."""
@@ -96,10 +97,7 @@ class ReadAhead:
     def close(self) -> None:
         """Let go of what nobody asked for. Blocks: until its source has been read."""
         for sending in self._sendings.values():
-            sending.wait()
-        for sending in self._sendings.values():
-            if sending.error is None:
-                self._uploader.finish(sending)  # its memory is the current stream's again
+            self._uploader.drop(sending)
         self._sendings.clear()
         self._held_bytes = 0
 
@@ -141,8 +139,8 @@ _AHEAD: dict[torch.device, ReadAhead] = {}
 
 
 @functools.cache
-def _uploader(device: torch.device) -> Uploader:
-    return Uploader(device)
+def _uploader(device: torch.device) -> Sends:
+    return native_uploader(device) or Uploader(device)
 
 
 def _key(tensor: Tensor) -> tuple[int, int]:

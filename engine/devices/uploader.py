@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,27 @@ from torch import Tensor
 BUFFER_BYTES = 8 << 20
 LEAST_PIECE_BYTES = 1 << 20
 MAX_THREADS = 8
+
+
+class Sent(Protocol):
+    """A tensor on its way to a device. Shapes: both [bytes] uint8"""
+
+    @property
+    def source(self) -> Tensor: ...
+
+    @property
+    def target(self) -> Tensor: ...
+
+
+class Sends(Protocol):
+    """What sends tensors: see Uploader."""
+
+    device: torch.device
+
+    def copy(self, source: Tensor, target: Tensor) -> None: ...
+    def start(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Sequence[Sent]: ...
+    def finish(self, sending: Any) -> None: ...
+    def drop(self, sending: Any) -> None: ...
 
 
 class Sending:
@@ -96,6 +117,12 @@ class Uploader:
         if sending.error is not None:
             raise sending.error
         self._api.current_stream(self.device).wait_stream(self._stream)
+
+    def drop(self, sending: Sending) -> None:
+        """Nobody wants it: its memory is the current stream's again. Blocks: until the source has been read."""
+        sending.wait()
+        if sending.error is None:
+            self.finish(sending)
 
     def _work(self) -> None:
         buffers: list[tuple[Tensor, Any]] = []

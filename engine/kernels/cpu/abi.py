@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint, c_uint64, c_void_p
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 KINDS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
     *("I8_ROW", "I4_G128", "I4Z_G128"),
@@ -133,6 +133,24 @@ class Step(Structure):
     )
 
 
+class Link(Structure):
+    """Addresses of a driver's functions, its context and a stream of it."""
+
+    _fields_ = (
+        ("use", c_void_p),
+        ("allocate", c_void_p),
+        ("release", c_void_p),
+        ("make_event", c_void_p),
+        ("copy", c_void_p),
+        ("record", c_void_p),
+        ("wait", c_void_p),
+        ("context", c_void_p),
+        ("stream", c_void_p),
+        ("event_flags", c_uint),
+        ("reserved", c_uint),
+    )
+
+
 _P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 
 # name -> result, arguments
@@ -163,6 +181,11 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_attention": (_I, (POINTER(Attention), _P, _L, POINTER(Kv), _P, _L, _L, _P, _P, _L, _L, _P, _L)),
     "bayard_choose": (_I, (_P, _L, _L, _L, _P, _P, _P, _L, _P, _L, _P)),
     "bayard_argmax": (_I, (_P, _L, _L, _L, _I, _P)),
+    "bayard_sender_new": (_P, (POINTER(Link), _I, _L)),
+    "bayard_sender_free": (None, (_P,)),
+    "bayard_sender_put": (_L, (_P, _P, c_uint64, _L, _L)),
+    "bayard_sender_wait": (_I, (_P, _L)),
+    "bayard_sender_done": (_L, (_P,)),
     "bayard_program_create": (_I, (_P, _L, POINTER(Op), _L, POINTER(_P))),
     "bayard_program_free": (None, (_P,)),
     "bayard_program_run": (_I, (_P, POINTER(Step))),
@@ -179,6 +202,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "BayardOp": Op,
     "BayardGroup": Group,
     "BayardStep": Step,
+    "BayardLink": Link,
 }
 
 

@@ -8,6 +8,7 @@
 #ifndef BAYARD_CPU_H
 #define BAYARD_CPU_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -32,7 +33,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 7
+#define BAYARD_ABI_VERSION 8
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);
@@ -161,6 +162,38 @@ BAYARD_API int bayard_argmax(const float* x, int64_t stride, int64_t m, int64_t 
 BAYARD_API int bayard_choose(const float* logits, int64_t stride, int64_t num_rows, int64_t k, const int32_t* rows,
                              const float* settings, const int32_t* counts, int64_t tables, const int32_t* count_rows,
                              int64_t count, int32_t* out);
+
+// ---- Sending: threads of their own that take host memory to a device. May be called from any thread, beside all else.
+
+// What is used of a device's driver; each function gives 0, or an error of the driver's own that a waiter is told.
+typedef struct BayardLink {
+  int (*use)(void* context);                                                           // makes it the thread's own
+  int (*allocate)(void** memory, size_t bytes, unsigned flags);                        // pinned
+  int (*release)(void* memory);
+  int (*make_event)(void** event, unsigned flags);
+  int (*copy)(uint64_t target, const void* source, size_t bytes, void* stream);        // queued
+  int (*record)(void* event, void* stream);
+  int (*wait)(void* event);
+  void* context;
+  void* stream;
+  unsigned event_flags;
+  unsigned reserved;
+} BayardLink;
+
+typedef struct BayardSender BayardSender;
+
+// Null for a bad number. Each thread makes its two buffers when it first needs them.
+BAYARD_API BayardSender* bayard_sender_new(const BayardLink* link, int threads, int64_t buffer_bytes);
+// Sends what was put in, then ends the threads.
+BAYARD_API void bayard_sender_free(BayardSender* sender);
+// A job: bytes from source to the address target, by pieces. Its number, from 1 on, or -1. The source must stay until
+// the job is done.
+BAYARD_API int64_t bayard_sender_put(BayardSender* sender, const void* source, uint64_t target, int64_t bytes,
+                                     int64_t piece);
+// Blocks until all of a job is queued on the stream and its source was read. What the driver said.
+BAYARD_API int bayard_sender_wait(BayardSender* sender, int64_t job);
+// All jobs up to this number are done.
+BAYARD_API int64_t bayard_sender_done(BayardSender* sender);
 
 // ---- Programs: the ops of a whole step, recorded once and run in one call.
 

@@ -80,6 +80,7 @@ int64_t bayard_struct_bytes(const char* name) {
   BAYARD_SIZE(BayardOp);
   BAYARD_SIZE(BayardGroup);
   BAYARD_SIZE(BayardStep);
+  BAYARD_SIZE(BayardLink);
 #undef BAYARD_SIZE
   return -1;
 }
