@@ -35,10 +35,11 @@ def _decode_bytes_kernel(
     first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
     table = block_tables + sequence * table_stride
     base = view + kv_head * head_stride
-    if CHAINED:
-        let_next_start()
+    if CHAINED:  # noqa: SIM102 - known when compiling; the next line is not
         if (row >= 0) & (start < end):
             _ask_ahead(table, base, plane_stride, page_stride, start, end, PAGE, DIM, BLOCK_N)
+    if CHAINED:
+        let_next_start()
         wait_for_last()
     if row < 0:
         return

@@ -85,11 +85,12 @@ def _decode_kernel(
     first, start, end = _part_of(context, split, splits, WINDOW, BLOCK_N)
     table = block_tables + sequence * table_stride
     base = view + kv_head * head_stride
-    if CHAINED:
-        let_next_start()
+    if CHAINED:  # noqa: SIM102 - known when compiling; the next line is not
         if (row >= 0) & (start < end):
             SIZE: tl.constexpr = view.dtype.element_ty.primitive_bitwidth // 8
             _ask_ahead(table, base, plane_stride * SIZE, page_stride * SIZE, start, end, PAGE, DIM * SIZE, BLOCK_N)
+    if CHAINED:
+        let_next_start()
         wait_for_last()
     if row < 0:
         return

@@ -228,7 +228,8 @@ class FineForm:
         if rows.count:
             _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
                 x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
-                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device), num_warps=1, **launch(x.device),
+                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device),
+                num_warps=1, **launch(x.device),
             )  # fmt: skip
         return rows
 
@@ -241,5 +242,6 @@ class FineForm:
         chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
         _norm_fine_kernel[(rows.count,)](
             x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
-            added, chunks, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device), num_warps=16 if chunks >= 128 else 4, **launch(x.device),
+            added, chunks, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device),
+            num_warps=16 if chunks >= 128 else 4, **launch(x.device),
         )  # fmt: skip

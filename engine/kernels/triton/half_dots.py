@@ -269,9 +269,10 @@ def half_dots_kernel(
     BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr,
     PTX: tl.constexpr, CONVERTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """BLOCKS: of a row. WHOLE_N, WHOLE_K: programs, or steps, end where the weight does. STEP: blocks at once. x: [ROWS, 4, BLOCKS, 2] 64-bit words. nothing: 0, see _table
+    """x: [ROWS, 4, BLOCKS, 2] 64-bit words. BLOCKS: of a row. STEP: blocks at once. nothing: 0, see _table
 
-    SIXTEENS: the halves of a block are groups of their own.
+    SIXTEENS: the halves of a block are groups of their own. WHOLE_N, WHOLE_K: programs, or steps, end where the weight
+    does.
     """
     EACH: tl.constexpr = 1 if SIXTEENS else BLOCKS // GROUPS
     MIDDLE: tl.constexpr = 0 if ZEROS else 12 if FP4 else 8

@@ -10,8 +10,13 @@ import pytest
 import engine.kernels
 
 FOLDER = Path(engine.kernels.__file__).parent / "triton"
-# What a kernel may use before it waits: weights, and numbers that say their shapes.
-BEFORE = {"weight", "bias", "codes", "scales", "zeros", "row_scales", "columns", "depth", "width", "middle"}
+# What a kernel may use before it waits: weights, and numbers that say their shapes; what a batch says of itself; where
+# the cache lies, of which nothing may be read.
+BEFORE = {
+    "weight", "bias", "codes", "scales", "zeros", "row_scales", "columns", "depth", "width", "nothing",
+    "positions", "pages", "offsets", "cos_sin", "query_starts", "context_lens", "block_tables", "num_heads", "splits",
+    "view", "page_stride", "plane_stride", "head_stride", "table_stride",
+}  # fmt: skip
 WAIT = "if CHAINED:\n    let_next_start()\n    wait_for_last()"
 
 
@@ -24,11 +29,28 @@ def faults_of(kernel: ast.FunctionDef) -> list[str]:
     given = {arg.arg for arg in kernel.args.args if arg.annotation is None}
     used = {node.id for node in before if isinstance(node, ast.Name)} & given
     found = [f"it uses {name} before it waits" for name in sorted(used - BEFORE)]
+    if reads_of("view", kernel.body[: waits[0]]):
+        found.append("it reads the cache before it waits")
     calls = [ast.unparse(node.func) for node in before if isinstance(node, ast.Call)]
     found += [f"it calls {name} before it waits" for name in calls if name == "tl.store" or "atomic" in name]
     if any(isinstance(node, ast.Return) for node in before):
         found.append("it may end before it waits")
     return found
+
+
+def reads_of(name: str, statements: list[ast.stmt]) -> bool:
+    """Whether one loads from what the name, or a number made of it, says."""
+    derived = {name}
+
+    def names(node: ast.AST) -> set[str]:
+        return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+    for node in (inner for statement in statements for inner in ast.walk(statement)):
+        if isinstance(node, ast.Assign) and names(node.value) & derived:
+            derived |= set().union(*map(names, node.targets))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load" and names(node) & derived:
+            return True
+    return False
 
 
 def kernels_in(tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -68,9 +90,10 @@ def test_kernels_are_launched_so_exactly_if_they_wait(name: str) -> None:
         ("    tl.load(x)\n    {wait}", "it uses x before it waits"),
         ("    tl.store(weight, 1)\n    {wait}", "it calls tl.store before it waits"),
         ("    if width > 2:\n        return\n    {wait}", "it may end before it waits"),
+        ("    base = view + width\n    tl.load(base)\n    {wait}", "it reads the cache before it waits"),
     ],
 )
 def test_a_kernel_that_does_not_wait_in_time_is_found(body: str, fault: str) -> None:
     wait = WAIT.replace("\n", "\n    ")
-    source = "def kernel(x, weight, width, CHAINED: tl.constexpr):\n" + body.replace("{wait}", wait)
+    source = "def kernel(x, view, weight, width, CHAINED: tl.constexpr):\n" + body.replace("{wait}", wait)
     assert faults_of(kernels_in(ast.parse(source))["kernel"]) == [fault]
