@@ -14,6 +14,7 @@ from collections.abc import Callable
 from engine.core import EngineCore
 from engine.devices import Device
 from engine.devices.host_copy import HostCopy
+from engine.devices.host_heap import trim_heap
 from engine.devices.reachable import storages_of
 from engine.encoder.core import EncoderCore
 from engine.kv.buffer import empty_buffer, refill_buffer

@@ -21,11 +21,12 @@ WEIGHTS = "weights"
 KV_PAGES = "KV pages"
 ACTIVATIONS = "activations"
 RUNTIME = "runtime"
+TABLE = "embedding table"
 
 # Resident on the host beside weights, pages and activations, measured: interpreter, torch and libraries once a model is
 # loaded, and what the first steps add to that (thread stacks, allocators, code paged in).
 _CPU_LOADED_BYTES = 254 << 20
-_CPU_WARM_BYTES = 40 << 20
+_CPU_WARM_BYTES = 12 << 20
 # Context, libraries and graphs of a CUDA process on the device.
 _GPU_RUNTIME_BYTES = 900 << 20
 # What allocators keep beyond the live peak of a step.
@@ -97,6 +98,13 @@ class FitModel:
             f"a step of {tokens:,} tokens, {rows:,} {'rows of logits' if self.spec.generates else 'texts'}",
         )
 
+    def table(self) -> MemoryItem | None:
+        """What a CPU worker reads of an embedding table that is its head too, which kernels have a packed copy of."""
+        head = self.traffic.head
+        if not self.on_cpu or not self.spec.tie_embeddings or head is None:
+            return None
+        return MemoryItem(TABLE, int(head.size_bytes), "rows read from the file; the system takes them back when short")
+
     def runtime(self) -> MemoryItem:
         size = _CPU_LOADED_BYTES + _CPU_WARM_BYTES if self.on_cpu else _GPU_RUNTIME_BYTES
         size = max(0, size + self.correction_bytes)
@@ -122,11 +130,15 @@ class FitModel:
 
     def fixed_bytes(self, knobs: Knobs) -> int:
         """Everything but the KV pool."""
-        return self.weights().size_bytes + self.activations(knobs).size_bytes + self.runtime().size_bytes
+        return sum(item.size_bytes for item in self._fixed(knobs))
 
     def estimate(self, knobs: Knobs, kv_tokens: int) -> MemoryEstimate:
-        items = (self.weights(), self.kv(kv_tokens), self.activations(knobs), self.runtime())
-        return MemoryEstimate(items, self.kv_bytes_per_token)
+        weights, *rest = self._fixed(knobs)
+        return MemoryEstimate((weights, self.kv(kv_tokens), *rest), self.kv_bytes_per_token)
+
+    def _fixed(self, knobs: Knobs) -> tuple[MemoryItem, ...]:
+        table = self.table()
+        return (self.weights(), self.activations(knobs), self.runtime(), *(() if table is None else (table,)))
 
     def kv_tokens_within(self, budget_bytes: int, knobs: Knobs) -> int:
         """Tokens of KV that fit beside everything else, in whole pages; 0 where nothing fits."""

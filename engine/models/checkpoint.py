@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.devices.host_heap import trim_heap
 from engine.devices.upload import upload
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
@@ -136,6 +137,8 @@ class MappedCheckpoint:
                 self._maps[info.file][0].madvise(mmap.MADV_DONTNEED, start, length)
             self.done_bytes += info.size_bytes
         self._used.clear()
+        if self.rounding is not None and self.device.type == "cpu":
+            trim_heap()  # of numbers on their way from one form to the other
         self._progress(self.done_bytes, self.total_bytes)
 
     def _bytes(self, info: TensorInfo) -> Tensor:

@@ -232,6 +232,8 @@ class Parts:
         linear = self.ops.linear(weights, biases)
         if all(part.order is None for part in linear.parts):
             self._keep(key, [part.packed for part in linear.parts], widths)
+        if self.device.type == "cpu":
+            self.checkpoint.release()  # packed is copied: the file's pages need not stay for the rest of the layer
         return linear, widths
 
     @property

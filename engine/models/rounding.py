@@ -15,7 +15,8 @@ from engine.quant.encode import encode, encode_mixed
 from engine.quant.gguf_encode import q4_1, q8_0
 from engine.spec.precision import HEADS, WeightPrecision, is_rounded
 
-TILE_ELEMENTS = 1 << 26  # rounded at once: 256 MiB of float32
+TILE_ELEMENTS = 1 << 26  # rounded at once on an accelerator: 256 MiB of float32
+HOST_TILE_ELEMENTS = 1 << 20  # ... and where memory for copies is a worker's peak: 4 MiB, near the caches
 GROUPS = (128, 64, 32, 16)
 GGUF_BLOCK = 32
 NOWHERE = torch.empty(0, dtype=torch.int64)
@@ -63,12 +64,13 @@ class Rounding:
     def made(self, weight: Weight, role: str, layer: int) -> Weight:
         """The same matrix in this precision, on its device."""
         rows, columns = weight.shape
-        step = max(1, TILE_ELEMENTS // columns)
+        on_cpu = device_of(weight).type == "cpu"
+        step = max(1, (HOST_TILE_ELEMENTS if on_cpu else TILE_ELEMENTS) // columns)
         parts = []
         for start in range(0, rows, step):
             tile = slice(start, start + step)
             wide = weight[tile].to(torch.float32) if isinstance(weight, Tensor) else weight.dequantize(tile)
-            parts.append(self._tile(wide, role, layer, on_cpu=device_of(weight).type == "cpu"))
+            parts.append(self._tile(wide, role, layer, on_cpu))
         return stack_rows(parts)
 
     def head(self, weight: Weight) -> Weight:
