@@ -66,7 +66,7 @@ class DecodeGraphs:
         self._max_blocks = max_blocks
         self._captured: dict[int, _Captured] = {}
         self._too_large: set[int] = set()  # sizes that there was no memory to capture; such batches run eagerly
-        self._memory: object = None
+        self.memory: object = None  # what all of them share
 
     def takes(self, batch: int) -> bool:
         return batch <= BUCKETS[-1]
@@ -75,7 +75,7 @@ class DecodeGraphs:
         """Addresses baked into the graphs have changed: capture again when needed."""
         self._captured.clear()
         self._too_large.clear()
-        self._memory = None  # it went with the last graph
+        self.memory = None  # it went with the last graph
 
     def missing(self, max_batch: int) -> int | None:
         """The largest size up to the one that max_batch needs which is not captured yet."""
@@ -160,7 +160,7 @@ class DecodeGraphs:
             batch.token_ids = token_ids
             return self._step(batch, slots, pool)
 
-        graph, picked, self._memory = self._device.capture_graph(run, self._memory)
+        graph, picked, self.memory = self._device.capture_graph(run, self.memory)
         return _Captured(graph, host, device, picked, self._device.mark(), batch)
 
     def _static_batch(self, ints: torch.Tensor, bucket: int) -> tuple[ForwardBatch, torch.Tensor]:

@@ -106,7 +106,7 @@ class ModelRunner:
         if self.step_graphs is None or size is None:
             return False
         self._ensure_logits(max(max_batch, MOST_LOGITS))
-        self.step_graphs.prepare(size, self._ensure_pool())
+        self.step_graphs.prepare(size, self._ensure_pool(), None if self.graphs is None else self.graphs.memory)
         return True
 
     def forget_graphs(self) -> None:

@@ -98,8 +98,9 @@ class StepGraphs:
                 return size
         return None
 
-    def prepare(self, size: StepSize, pool: torch.Tensor) -> None:
-        """Capture a size. Blocks: while it is captured."""
+    def prepare(self, size: StepSize, pool: torch.Tensor, memory: object) -> None:
+        """Capture a size. Blocks: while it is captured. memory: of graphs that are never replayed beside these"""
+        self._memory = self._memory or memory
         try:
             self._captured[size] = self._capture(size, pool)
         except (RuntimeError, MemoryError) as error:
