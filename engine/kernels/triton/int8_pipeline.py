@@ -86,9 +86,7 @@ def _pipeline_kernel(
         # The product before has ended: what it read makes room for what comes.
         counts = warpgroup_mma_wait(num_outstanding=1, deps=(counts,))
         later = block + STAGES - 1
-        _fetch(
-            a, w, a_tiles, w_tiles, ready, (at + STAGES - 1) % STAGES, first_m, first_n, later, later < end, BLOCK_K
-        )
+        _fetch(a, w, a_tiles, w_tiles, ready, (at + STAGES - 1) % STAGES, first_m, first_n, later, later < end, BLOCK_K)
     counts = warpgroup_mma_wait(num_outstanding=0, deps=(counts,))
     for stage in gl.static_range(STAGES):
         mbarrier.invalidate(ready.index(stage))
