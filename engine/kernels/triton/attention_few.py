@@ -74,6 +74,11 @@ def _few_kernel(
             maximum = tl.load(sinks + q_heads, mask=head < REPEAT, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # Tiles that every query sees whole need no mask.
+    plain_end = (context - count + 1) // BLOCK_N * BLOCK_N
+    window_end = 0
+    if WINDOW > 0:
+        window_end = context - WINDOW
     table = block_tables + sequence * table_stride
     base = view + kv_head * head_stride
     for tile in range(start, end, BLOCK_N):
@@ -88,10 +93,12 @@ def _few_kernel(
         else:
             k_scales = tl.load(_scales_at(heads_at, keys % PAGE, PAGE, DIM), mask=exists, other=0.0)
             s = tl.dot(queries, _numbers(k_tile, CODE, HARDWARE).to(TYPE)) * (factor[:, None] * k_scales[None, :])
-        seen = exists[None, :] & (keys[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (keys[None, :] > position[:, None] - WINDOW)
-        s = tl.where(seen, _base2(s, SOFTCAP), float("-inf"))
+        s = _base2(s, SOFTCAP)
+        if (tile >= plain_end) | (tile < window_end):
+            seen = keys[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (keys[None, :] > position[:, None] - WINDOW)
+            s = tl.where(exists[None, :] & seen, s, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(s, axis=1))
         safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
         p = tl.exp2(s - safe[:, None])

@@ -74,7 +74,8 @@ def few_tile(rows: int, dim: int, element_bytes: int) -> Tile:
     """Tiles for a few queries a sequence. rows: queries times the heads that share a KV head"""
     keys = 64 if dim <= 128 else 32
     block_m = max(16, rows)
-    return Tile(block_m, keys, 8 if block_m >= 64 and dim > 128 else 4, stages(keys, dim, element_bytes, 96 << 10))
+    warps = max(2 if dim <= 128 else 4, block_m // 16)  # sixteen rows each: no row is shared between warps
+    return Tile(block_m, keys, warps, stages(keys, dim, element_bytes, 96 << 10))
 
 
 def stages(block_n: int, dim: int, element_bytes: int, budget_bytes: int) -> int:

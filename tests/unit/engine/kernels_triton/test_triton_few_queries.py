@@ -13,7 +13,8 @@ from engine.kernels.triton import attention  # noqa: E402
 from engine.kernels.triton.attention_few import MOST_QUERIES, few_queries  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
-NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+# A GPU's units round the numbers of a float32 product to 10 bits.
+NEAR = {torch.float32: 2e-5 if DEVICE == "cpu" else 2e-3, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 class Case:
@@ -111,6 +112,7 @@ def test_guesses_that_come_after_change_nothing_of_a_query() -> None:
     case = Case([120], 4, 2, 64, torch.float32)
     q = case.queries([6], torch.float32)
     whole = attention.paged_attention(q, *case.arguments([6]))
+    assert torch.isfinite(whole).all()
     pages = case.tables[0, 117 // 16 :].long()
     case.view[pages, :, :, 117 % 16 :] = 1e4  # keys and values of the last three
     again = attention.paged_attention(q, *case.arguments([6]))
