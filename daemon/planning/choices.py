@@ -25,6 +25,7 @@ def explain_choices(
         _context(profile, budget, wanted_context),
         *((_pool(profile, budget, wanted_pool),) if profile.generates else ()),
         *(_streams(profile, goal, budget) if profile.generates else (_texts(profile, goal, budget),)),
+        *_guesses(profile),
         *_threads(profile, budget),
     )
     return replace(profile, choices=choices)
@@ -64,6 +65,15 @@ def _streams(profile: Profile, goal: Goal, budget: DeviceBudget) -> tuple[Choice
             "so that running streams do not pause longer",
         ),
     )
+
+
+def _guesses(profile: Profile) -> tuple[Choice, ...]:
+    """Nothing where none are made."""
+    count = profile.knobs.speculation_tokens
+    if not count:
+        return ()
+    reason = "few streams leave arithmetic to check them; text is the same, and where they do not pay none are made"
+    return (Choice("guessed tokens", f"up to {count} a step", reason),)
 
 
 def _texts(profile: Profile, goal: Goal, budget: DeviceBudget) -> Choice:

@@ -195,6 +195,7 @@ class _Attempt:
             prefill_chunk=chunk,
             prefix_cache=True,
             ahead_tokens=_AHEAD_TOKENS,
+            speculation_tokens=self.goal.guessed_tokens,
             max_step_ms=round(target_s * 1e3, 1),  # holds where the roofline promised too much
         )
 

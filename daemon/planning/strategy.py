@@ -25,6 +25,7 @@ class Goal:
     step_target_cpu_s: float  # a step that carries a prompt chunk should not last longer
     step_target_gpu_s: float
     chunk_max_tokens: int
+    guessed_tokens: int  # that a step checks at once, where they pay; few streams leave arithmetic idle
     prefers_exact_kv: bool  # keep KV in the activations' precision even if less fits
     meaning: str
 
@@ -44,6 +45,7 @@ GOALS: dict[Strategy, Goal] = {
         step_target_cpu_s=0.20,
         step_target_gpu_s=0.03,
         chunk_max_tokens=512,
+        guessed_tokens=4,
         prefers_exact_kv=False,
         meaning="few streams, each as fast as it can be",
     ),
@@ -55,6 +57,7 @@ GOALS: dict[Strategy, Goal] = {
         step_target_cpu_s=1.0,
         step_target_gpu_s=0.2,
         chunk_max_tokens=8192,
+        guessed_tokens=0,
         prefers_exact_kv=False,
         meaning="as many tokens a second as the box can make, over all streams",
     ),
@@ -66,6 +69,7 @@ GOALS: dict[Strategy, Goal] = {
         step_target_cpu_s=0.45,
         step_target_gpu_s=0.08,
         chunk_max_tokens=2048,
+        guessed_tokens=2,
         prefers_exact_kv=False,
         meaning="most of the throughput without long pauses in a stream",
     ),
@@ -77,6 +81,7 @@ GOALS: dict[Strategy, Goal] = {
         step_target_cpu_s=1.0,
         step_target_gpu_s=0.2,
         chunk_max_tokens=8192,
+        guessed_tokens=4,
         prefers_exact_kv=False,
         meaning="the longest context that fits, for a few streams",
     ),
@@ -88,6 +93,7 @@ GOALS: dict[Strategy, Goal] = {
         step_target_cpu_s=0.45,
         step_target_gpu_s=0.08,
         chunk_max_tokens=1024,
+        guessed_tokens=0,
         prefers_exact_kv=True,
         meaning="nothing is rounded further than the checkpoint already is",
     ),

@@ -98,6 +98,12 @@ class Load:
             found = max(found, float(self.last.inflight))
         return found
 
+    def forget_past(self) -> None:
+        """What was let in before is through: the means are of this moment."""
+        if self.last is not None:
+            self.demand = self.steady
+            self.running, self.queue = float(self.last.running), float(self.last.waiting)
+
     def note(self, sample: LoadSample) -> None:
         """Take one more moment into account. A new process, or a clock that stood still, begins its rates anew."""
         last, self.last, self.earlier = self.last, sample, self.last

@@ -142,7 +142,8 @@ class LoadController:
             standing.is_full(now)
         elif now - standing.full_mono >= patience_s:
             if standing.drains:
-                standing.drains, load.demand = False, load.steady  # the mean still knows what is through
+                standing.drains = False
+                load.forget_past()
             return step
         return here
 

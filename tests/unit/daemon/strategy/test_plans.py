@@ -93,6 +93,7 @@ def test_diff_names_what_a_switch_would_change(plans: Plans, profile: MakeProfil
         "max_running",
         "token_budget",
         "prefill_chunk",
+        "speculation_tokens",
         "max_step_ms",
     }
     assert diff(a, replace(a, name="c")) == []
