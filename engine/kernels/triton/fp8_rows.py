@@ -94,14 +94,11 @@ def _fp8_rows_kernel(
     sums = ()
     for _ in tl.static_range(ROWS):
         sums = sums + (tl.zeros([STEP, BLOCK_N], tl.float32),)
-    for start in tl.static_range(0, WORDS, STEP):
+    for start in range(0, WORDS, STEP):  # not unrolled: the code of a long row would not stay in the cache
         words = following
         at = steps + start
-        if start + STEP < WORDS:
-            later = at + STEP
-            following = tl.load(
-                base + _apart(later, PTX), mask=_within(later, WORDS, WHOLE_K), other=0, eviction_policy="evict_first"
-            )
+        later = at + STEP
+        following = tl.load(base + _apart(later, PTX), mask=later < WORDS, other=0, eviction_policy="evict_first")
         in_k = _within(at, WORDS, WHOLE_K)
         if GROUPS > 1:
             scale = tl.load(scales + n * GROUPS + _apart(at // EACH, PTX), mask=in_k, other=0.0).to(tl.float32)

@@ -67,23 +67,23 @@ def _looked_up(codes, low_table, high_table, APART: tl.constexpr):
             xor.b32 t, a, 0x88888888;
             prmt.b32 u, $3, 0x18141210, a;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 u, u, v;
+            add.u32 u, u, v;
             shr.u32 a, a, 16;
             shr.u32 t, t, 16;
             prmt.b32 w, $3, 0x18141210, a;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 w, w, v;
+            add.u32 w, w, v;
             prmt.b32 a, u, w, 0x6420;
             prmt.b32 x, u, w, 0x7531;
             xor.b32 t, b, 0x88888888;
             prmt.b32 u, $3, 0x18141210, b;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 u, u, v;
+            add.u32 u, u, v;
             shr.u32 b, b, 16;
             shr.u32 t, t, 16;
             prmt.b32 w, $3, 0x18141210, b;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 w, w, v;
+            add.u32 w, w, v;
             prmt.b32 b, u, w, 0x6420;
             prmt.b32 u, u, w, 0x7531;
             mov.b64 $0, {a, b};
@@ -97,22 +97,22 @@ def _looked_up(codes, low_table, high_table, APART: tl.constexpr):
             xor.b32 t, a, 0x88888888;
             prmt.b32 u, $3, 0x18141210, a;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 u, u, v;
+            add.u32 u, u, v;
             shr.u32 a, a, 16;
             shr.u32 t, t, 16;
             prmt.b32 w, $3, 0x18141210, a;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 w, w, v;
+            add.u32 w, w, v;
             mov.b64 $0, {u, w};
             xor.b32 t, b, 0x88888888;
             prmt.b32 u, $3, 0x18141210, b;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 u, u, v;
+            add.u32 u, u, v;
             shr.u32 b, b, 16;
             shr.u32 t, t, 16;
             prmt.b32 w, $3, 0x18141210, b;
             prmt.b32 v, $4, 0x00040608, t;
-            or.b32 w, w, v;
+            add.u32 w, w, v;
             mov.b64 $1, {u, w}; }""",
             "=l,=l,l,r,r", [codes, low_table, high_table], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
         )  # fmt: skip
@@ -232,7 +232,8 @@ def _multipliers(
     blocks = _apart(known, PTX)
     if SIXTEENS and SCALE == 1 and not ZEROS:
         scale, second = _pair_of_scales(scales, n * (GROUPS // 2) + blocks, in_k, CONVERTS)
-        zero, second_zero = 0.0, 0.0
+        zero = tl.zeros_like(scale)
+        second_zero = zero
     else:
         at = n * GROUPS + (2 * blocks if SIXTEENS else _apart(known // EACH, PTX))
         scale, zero = _one_multiplier(scales, zeros, at, in_k, SCALE, ZEROS)
@@ -244,12 +245,12 @@ def _multipliers(
 
 @triton.jit
 def _one_multiplier(scales, zeros, at, mask, SCALE: tl.constexpr, ZEROS: tl.constexpr):
-    zero = 0.0
     if ZEROS == 2:
         pair = tl.load(zeros + at, mask=mask, other=0)
         scale, zero = _low_half(pair), (_high_half(pair, False) - 1.0) * 256.0
     else:
         scale = _one_scale(scales, at, mask, SCALE)
+        zero = tl.zeros_like(scale)
         if ZEROS == 1:
             zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
     return scale, zero
@@ -308,30 +309,17 @@ def half_dots_kernel(
     sums = ()
     for _ in tl.static_range(ROWS):
         sums = sums + (tl.zeros([STEP, BLOCK_N], tl.float32),)
-    for start in tl.static_range(0, BLOCKS, STEP):
+    for start in range(0, BLOCKS, STEP):  # not unrolled: the code of a long row would not stay in the cache
         words, scale, zero, second, second_zero = following, next_scale, next_zero, next_second, next_second_zero
         at = lanes + 2 * start
         block = blocks + start
-        if start + STEP < BLOCKS:
+        if STEP < BLOCKS:
             beyond = at + 2 * STEP
-            following = tl.load(
-                base + beyond, mask=_within(beyond, 2 * BLOCKS, WHOLE_K), other=0, eviction_policy="evict_first"
-            )
+            following = tl.load(base + beyond, mask=beyond < 2 * BLOCKS, other=0, eviction_policy="evict_first")
             if GROUPS > 1:
                 later = block + STEP
                 next_scale, next_zero, next_second, next_second_zero = _multipliers(
-                    scales,
-                    zeros,
-                    n,
-                    later,
-                    _within(later, BLOCKS, WHOLE_K),
-                    GROUPS,
-                    EACH,
-                    SCALE,
-                    SIXTEENS,
-                    ZEROS,
-                    PTX,
-                    CONVERTS,
+                    scales, zeros, n, later, later < BLOCKS, GROUPS, EACH, SCALE, SIXTEENS, ZEROS, PTX, CONVERTS
                 )
         if not PTX:
             low_codes, high_codes = _plain_halves(words, FP4, APART)
