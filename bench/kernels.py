@@ -35,9 +35,10 @@ from engine.kernels.triton.fp4_native import NATIVE_ROWS, to_e4m3
 from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_dots import DotsTiles
-from engine.kernels.triton.quant_gemm import GemmTiles, dequantised, gemm_tiles, large_linear, quant_gemm
+from engine.kernels.triton.quant_gemm import dequantised, large_linear
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, usual_tiles
+from engine.kernels.triton.tile_rows import RowTiles, row_tiles, tile_rows
 from engine.kernels.triton.tuned import add, few_key
 from engine.quant.encode import encode
 
@@ -61,14 +62,11 @@ FP8_SWEEP = tuple(
         (2, 1024, 4),
     )
 )  # fmt: skip
-GEMM_SWEEP = tuple(
-    GemmTiles(*sizes)
-    for sizes in (
-        (16, 64, 128, 4, 4), (16, 32, 128, 4, 5), (16, 32, 256, 4, 4), (16, 64, 256, 4, 3), (16, 128, 128, 4, 4),
-        (16, 128, 128, 8, 4), (32, 64, 128, 4, 4), (32, 128, 128, 4, 3), (64, 64, 128, 4, 4), (64, 128, 128, 4, 3),
-        (64, 128, 128, 8, 3),
-    )
-)  # fmt: skip
+ROWS_SWEEP = tuple(
+    RowTiles(*sizes, splits)
+    for splits in (1, 4, 8)
+    for sizes in ((128, 128, 4, 3), (128, 128, 8, 3), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5))
+)
 SCALED_SWEEP = tuple(
     ScaledTiles(*sizes, described=described)
     for described in (True, False)
@@ -141,8 +139,8 @@ def _tiles_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
     base_us = bench.times(lambda weight: F.linear(x, weight), plain_copies(plain))
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
-        wanted = [one for one in GEMM_SWEEP if one.block_m <= max(16, rows)] if bench.sweep else [gemm_tiles(rows)]
-        took_us, best = bench.best(lambda w, tile: quant_gemm(x, w, None, tile), copies(weight), wanted)
+        wanted = list(ROWS_SWEEP) if bench.sweep else [row_tiles(weight, rows)]
+        took_us, best = bench.best(lambda w, tile: tile_rows(x, w, None, tile), copies(weight), wanted)
         bench.show(
             "tiles",
             kind=kind,
@@ -151,7 +149,7 @@ def _tiles_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
             us=took_us,
             bf16_us=round(base_us, 2),
             over_bf16=round(base_us / took_us, 2),
-            error=relative_error(quant_gemm(x, weight), truth(x, weight)),
+            error=relative_error(tile_rows(x, weight), truth(x, weight)),
             tiles=best,
         )
 

@@ -15,9 +15,9 @@ from bench.kernel_bench import Bench
 from bench.kernel_timing import relative_error
 from engine.kernels.triton import quant_linear
 from engine.kernels.triton.coded import CodedWeight, coded
-from engine.kernels.triton.quant_gemm import GemmTiles, quant_gemm
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, usual_tiles
+from engine.kernels.triton.tile_rows import RowTiles, tile_rows
 from engine.quant.encode import encode, encode_mixed
 
 SHAPES = ((4096, 12288), (4096, 22016), (11008, 4096), (8192, 28672))
@@ -52,8 +52,8 @@ def mixed(bench: Bench, rows: int, shape: tuple[int, int], sweep: Sequence[Scale
     }
     if rows == AWQ_ROWS:
         four = coded(encode(plain, "int4"))
-        wide = GemmTiles(64, 128, 128, 4, 3, 1)
-        beside["awq_us"], _ = bench.best(lambda w, tile: quant_gemm(x, w, None, tile), [four], [wide])
+        wide = RowTiles(128, 128, 4, 3)
+        beside["awq_us"], _ = bench.best(lambda w, tile: tile_rows(x, w, None, tile), [four], [wide])
     int8_error = relative_error(int8_only(int8.codes, None), exact)
     for count in OUTLIERS:
         _with_outliers(bench, x, plain, exact, _kept(planted, count, depth), tiles, beside, int8_error)

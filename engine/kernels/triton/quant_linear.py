@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels import reference
-from engine.kernels.triton import fp8_rows, tile_rows
+from engine.kernels.triton import tile_rows
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.few_rows import MAX_ROWS, few_rows
-from engine.kernels.triton.quant_gemm import large_linear, quant_gemm
+from engine.kernels.triton.quant_gemm import large_linear
 from engine.kernels.triton.quantise_rows import OutlierColumns, QuantRows, outlier_columns, padded_outliers
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 from engine.quant.coded_tensor import CodedTensor
@@ -22,8 +22,6 @@ from engine.quant.quant_tensor import QuantTensor
 
 # A product of so few rows and columns leaves the library's tiles mostly idle: ours takes 60 % of its time.
 SMALL_ROWS, SMALL_COLUMNS, TINY_ROWS = 128, 8192, 64
-SOME_ROWS = 16  # up to here the weight's rows are as many as the matrix units want, the activations' few
-TILE_ROWS = 64  # up to here tiles are decoded in registers, but for fp4; beyond, once for all rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,12 +68,10 @@ def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = No
     weight, rows = packed.weight, x.shape[0]
     if rows == 0:
         return torch.empty(0, weight.shape[0], dtype=x.dtype, device=x.device)
-    if rows <= (fp8_rows.MAX_ROWS if fp8_rows.takes(weight) else MAX_ROWS):
+    if rows <= MAX_ROWS:
         out = few_rows(x, weight, bias)
-    elif rows <= SOME_ROWS:
+    elif rows <= tile_rows.MAX_ROWS:
         out = tile_rows.tile_rows(x, weight, bias)
-    elif rows <= TILE_ROWS and weight.code != "fp4":
-        out = quant_gemm(x, weight, bias)
     else:
         out = large_linear(x, weight, bias)
     if packed.beside is not None and weight.outlier_columns is not None:

@@ -238,7 +238,8 @@ IN_BLOCKS = (
 )
 SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
 MAX_SPLITS = 4
-LEAST_PART = 4096  # numbers of K in a part
+LEAST_PART = 2048  # numbers of K in a part
+FEW_SPLIT = 16384  # columns below which few rows leave units idle
 
 
 def usual_tiles(device: torch.device, rows: int, columns: int, *, blocks: bool = False) -> ScaledTiles:
@@ -250,11 +251,10 @@ def scaled_tiles(
     rows: int, columns: int, units: int = 132, *, described: bool = False, blocks: bool = False
 ) -> ScaledTiles:
     """The tile with which the busiest of a device's units is done first, its K in parts where tiles are few."""
-    if rows <= 16:
-        return ScaledTiles(16, 64, 256, 4, 4)
     if rows <= 32:
-        return ScaledTiles(32, 64, 256, 4, 4)
-
+        # The weight's rows are as many as the matrix units want, the activations' few.
+        few = ScaledTiles(64, 16 if rows <= 16 else 32, 256, 4, 4, described=described, turned=True)
+        return replace(few, splits=2 if columns < FEW_SPLIT else 1)
     choices = IN_BLOCKS if blocks else DESCRIBED if described else CHOICES
     best = min(choices, key=lambda choice: choice.cost(rows, columns, units))
     tile, count = replace(best.tile, described=described), best.count(rows, columns)

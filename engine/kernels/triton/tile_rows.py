@@ -18,11 +18,40 @@ import triton.language as tl
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.decode import CODE_NUMBERS, SCALE_NUMBERS, _high_half, _low_half, _scale
 from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx
-from engine.kernels.triton.quant_gemm import MAGIC_BITS, _above, _numbers
+from engine.kernels.triton.quant_gemm import _numbers
 
 MAX_ROWS = 64
+DEEP = 8192
 MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
+MAGIC_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
+
+
+def _ptx(byte: str, shift: str) -> str:
+    """Four bytes' halves, each below a byte of 128's or 1024's bits, as two words of two numbers."""
+    words = "prmt.b32 $0, t, m, 0x4140; prmt.b32 $1, t, m, 0x4342;"
+    return f"{{ .reg .b32 t, m; mov.b32 m, {byte}; {shift} and.b32 t, t, 0x0F0F0F0F; {words} }}"
+
+
+_LOW, _HIGH = "mov.b32 t, $2;", "shr.u32 t, $2, 4;"
+LOW_BF16, HIGH_BF16 = tl.constexpr(_ptx("0x43434343", _LOW)), tl.constexpr(_ptx("0x43434343", _HIGH))
+LOW_FP16, HIGH_FP16 = tl.constexpr(_ptx("0x64646464", _LOW)), tl.constexpr(_ptx("0x64646464", _HIGH))
+
+
+@triton.jit
+def _above(stored, TYPE: tl.constexpr, MAGIC: tl.constexpr, HALF: tl.constexpr, PTX: tl.constexpr):
+    """128 or 1024, whose last bits are free, plus the code in a half of each byte, by setting bits."""
+    if PTX:
+        if MAGIC == 0x4300:
+            asm: tl.constexpr = LOW_BF16 if HALF == 0 else HIGH_BF16
+            value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
+        else:
+            other: tl.constexpr = LOW_FP16 if HALF == 0 else HIGH_FP16
+            value = tl.inline_asm_elementwise(other, "=r,=r,r", [stored], dtype=tl.float16, is_pure=True, pack=4)
+    else:
+        nibble = (stored & 0xF) if HALF == 0 else (stored >> 4)
+        value = (nibble.to(tl.int16) | MAGIC).to(TYPE, bitcast=True)
+    return value
 
 
 def _looked_up(sign: str, low: str, high: str) -> str:
@@ -208,7 +237,7 @@ class RowTiles:
     block_k: int
     warps: int
     stages: int
-    splits: int = 0  # 0: enough to fill the device
+    splits: int = 1  # of K, where there are few tiles
 
 
 def tile_rows(
@@ -218,7 +247,7 @@ def tile_rows(
     rows, depth = x.shape
     columns, groups = weight.shape[0], int(weight.scales.shape[1])
     device = x.device
-    tiles = tiles or row_tiles(weight)
+    tiles = tiles or row_tiles(weight, rows)
     group = 0 if groups == 1 and weight.code in ("fp8", "int8") else weight.group
     late = group >= 64
     block_k = group if late else tiles.block_k
@@ -229,7 +258,7 @@ def tile_rows(
     block_m = min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
     tall, wide = triton.cdiv(rows, block_m), triton.cdiv(columns, tiles.block_n)
     num_tiles = tall * wide
-    splits = tiles.splits or (1 if num_tiles >= MANY_TILES else max(tiles.block_n // 16, MANY_TILES // num_tiles))
+    splits = tiles.splits if num_tiles < MANY_TILES else 1
     per_split = triton.cdiv(max(LEAST_PART, triton.cdiv(depth, splits)), block_k) * block_k
     splits = triton.cdiv(depth, per_split)
     assert splits == 1 or num_tiles <= MAX_LOCKS, (rows, columns)
@@ -251,6 +280,9 @@ def tile_rows(
     return out
 
 
-def row_tiles(weight: CodedWeight) -> RowTiles:
+def row_tiles(weight: CodedWeight, rows: int) -> RowTiles:
     """What an H200 does soonest."""
-    return RowTiles(128, 128, 4, 3) if weight.code == "int4" else RowTiles(64, 128, 4, 5)
+    deep = rows <= 32 and weight.shape[1] >= DEEP
+    if weight.code == "int4":
+        return RowTiles(128, 128, 4, 3, 8 if rows <= 16 or deep else 4)
+    return RowTiles(64, 128, 4, 3, 8 if deep else 4)

@@ -22,6 +22,7 @@ from engine.quant.encode import encode, encode_mixed  # noqa: E402
 
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 WIDTH, ROWS = 256, 21
+SAME = 3e-3 if DEVICE == "cuda" else 1e-3  # sums of another order, rounded to the type
 # Weights -> kind of activations
 KINDS = {"fp8": "fp8", "fp8_blocks": "fp8", "fp4_mx": "fp8", "int8": "int8", "int8_mixed": "int8"}
 
@@ -109,9 +110,9 @@ def test_a_row_is_rounded_alike_whatever_stands_beside_it(kind: str, monkeypatch
     normed = linear(norm_into(ops.rms_norm, linear, x, weight, 1e-5))[:1].double()
     for rows in (1, 3, 5, 17):
         alone = linear(x[:rows])[:1].double()
-        assert float((alone - many).norm() / many.norm()) < 1e-3, rows
+        assert float((alone - many).norm() / many.norm()) < SAME, rows
         again = linear(norm_into(ops.rms_norm, linear, x[:rows], weight, 1e-5))[:1].double()
-        assert float((again - normed).norm() / normed.norm()) < 1e-3, rows
+        assert float((again - normed).norm() / normed.norm()) < SAME, rows
     truth = x[:1].double() @ weight_of(kind).dequantize().double().T
     bias = linear.parts[0].bias
     assert bias is not None
