@@ -149,7 +149,7 @@ def fp8_tiles(weight: CodedWeight, device: torch.device) -> Fp8Tiles:
     found = tuned(device, few_key(weight.code, 1, columns, depth))
     if found is not None and found[0] == "fp8":
         return Fp8Tiles(*found[1])
-    return Fp8Tiles(8, 512, 4) if columns >= 16384 else Fp8Tiles(8, 256, 4)
+    return Fp8Tiles(8 if columns > 4096 else 4, 512, 8)
 
 
 def fp8_rows(
