@@ -167,6 +167,7 @@ class Box:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("BAYARD_", "XDG_"))}
         own = {
             "BAYARD_WORKERS_COMMAND": NULL_ENGINE,
+            "BAYARD_WORKERS_CALIBRATE_AFTER_S": "0",  # nothing else computes while a bench waits
             "PYTHONFAULTHANDLER": "1",
             "PYTHONPATH": str(ROOT),
             "FAKE_SCRIPT_FILE": str(self.state_dir / "script.json"),

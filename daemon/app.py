@@ -269,6 +269,7 @@ class Appliance:
         from daemon.serving.embedding import EmbeddingPath
         from daemon.serving.path import ServingPath
         from daemon.strategy.controller import PlanController
+        from daemon.strategy.first_calibration import FirstCalibration
         from daemon.strategy.parts import build_parts
         from daemon.tenants.service import TenantService
 
@@ -295,9 +296,11 @@ class Appliance:
         self.controller = PlanController(self.plans, self.rules, self.supervisor, self.events, room=parts.room.beside)
         self.controller.after_turn = self.desk.note_loaded
         self.machine = MachineWatch(settings.state_dir, self.events)
+        first = FirstCalibration(self.desk, self.operations, self.supervisor.views, settings.workers.calibrate_after_s)
         self.upkeep = Upkeep(
-            self.events, self.models.names, self.machine, parts.aliases.all, forgetting(self.store, settings)
-        )
+            self.events, self.models.names, self.machine, parts.aliases.all, forgetting(self.store, settings),
+            {"calibrate once idle": first.follow},
+        )  # fmt: skip
         self.router.imported = self.upkeep.imported
         self.router.aliases = self.upkeep.aliases
         self.tenants.admission.resolve = lambda model: self.upkeep.aliases().get(model, model)

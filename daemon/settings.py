@@ -131,6 +131,12 @@ class WorkerSettings(Section):
         description="Whether plans may make a model less exact than its checkpoint (weights rounded at load, a KV "
         "cache of bytes): only where `--weights` or `--kv` asks for it, or also where nothing else fits.",
     )
+    calibrate_after_s: float = Field(
+        default=120.0,
+        ge=0.0,
+        description="How long the box must have been idle before it measures itself for the first time, which ends at "
+        "the first request; 0 is never.",
+    )
     packed_bytes: int = Field(
         default=32 << 30,
         ge=0,

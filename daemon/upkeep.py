@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -18,7 +18,10 @@ log = structlog.get_logger("bayard.upkeep")
 
 
 class Upkeep:
-    """Owner: the Appliance. names and aliases read what the registry holds, forget deletes; all of them may block."""
+    """Owner: the Appliance. names and aliases read what the registry holds, forget deletes; all of them may block.
+
+    others: chores of other parts, by what they do
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Upkeep:
         machine: MachineWatch,
         aliases: Callable[[], dict[str, str]],
         forget: Callable[[], object],
+        others: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
     ) -> None:
         self._events = events
         self._names = names
@@ -34,6 +38,7 @@ class Upkeep:
         self._forget = forget
         self._aliases: dict[str, str] = {}
         self._machine = machine
+        self._others = others or {}
         self._imported: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,6 +57,7 @@ class Upkeep:
             "follow models": self._follow_models,
             "forget what is old": self._forget_old,
             "follow the machine": self._machine.follow,
+            **self._others,
         }
         for name, chore in chores.items():
             self._tasks.append(asyncio.create_task(_kept(name, chore), name=name))

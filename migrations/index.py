@@ -10,4 +10,5 @@ REVISIONS = (
     "0007_tenant_share",
     "0008_measured_precision",
     "0009_marks",
+    "0010_rule_exceptions",
 )

@@ -15,6 +15,9 @@ from daemon.commands.schedule_live import hold, override, preview
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Which plan runs when.")
 
+ExceptOption = Annotated[
+    list[str] | None, typer.Option("--except", metavar="YYYY-MM-DD", help="A date without it; may be repeated.")
+]
 RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help="Name of the rule.")]
 
 
@@ -30,6 +33,7 @@ def add(
     cron: Annotated[str, typer.Option("--cron", help="Start: minute hour day month weekday, as '0 8 * * mon-fri'.")],
     for_: Annotated[str, typer.Option("--for", metavar="TIME", help="How long from each start, as 10h.")],
     timezone: Annotated[str, typer.Option("--timezone", help="IANA zone; else the setting's.")] = "",
+    except_: ExceptOption = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -38,13 +42,14 @@ def add(
     """Add a rule; one that never starts, or starts together with another plan's, is refused."""
     from daemon.commands.durations import seconds_of
 
-    duration_s = seconds_of(for_)
+    duration_s, dates = seconds_of(for_), [_date(day) for day in except_ or ()]
     body = {"name": name, "cron": cron, "duration_s": duration_s, "plan": plan, "timezone": timezone}
+    body["except_dates"] = [day.isoformat() for day in dates]
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.post("schedule/rules", body)["item"]
         else:
-            item = rule_item(reach.parts().rules.add(name, cron, duration_s, plan, timezone))
+            item = rule_item(reach.parts().rules.add(name, cron, duration_s, plan, timezone, dates))
             reach.record("schedule.add", f"rule:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"added rule {_line(item)}")
 
@@ -93,13 +98,15 @@ def change(
     cron: Annotated[str | None, typer.Option("--cron", help="Start: minute hour day month weekday.")] = None,
     for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="How long from each start, as 10h.")] = None,
     timezone: Annotated[str | None, typer.Option("--timezone", help="IANA zone.")] = None,
+    except_: ExceptOption = None,
+    every_date: Annotated[bool, typer.Option("--no-exceptions", help="Forget the dates without it.")] = False,
     on: Annotated[bool | None, typer.Option("--on/--off", help="Whether it holds at all.")] = None,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Switch a rule on or off, or give it another start, length, plan or zone."""
+    """Switch a rule on or off, or give it another start, length, plan, zone or other dates without it."""
     from daemon.commands.durations import seconds_of
 
     asked = {
@@ -107,11 +114,14 @@ def change(
         "duration_s": None if for_ is None else seconds_of(for_),
     }  # fmt: skip
     body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    if except_ is not None or every_date:
+        body["except_dates"] = [_date(day).isoformat() for day in except_ or ()]
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
             item = reach.admin.patch(f"schedule/rules/{name}", body)["item"]
         else:
-            item = rule_item(reach.parts().rules.change(name, **body))
+            dates = {"except_dates": [_date(day) for day in except_ or ()]} if "except_dates" in body else {}
+            item = rule_item(reach.parts().rules.change(name, **(body | dates)))
             reach.record("schedule.change", f"rule:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"rule {_line(item)}")
 
@@ -175,14 +185,16 @@ def show(
 def rule_item(rule: Any) -> dict[str, Any]:
     """A rule as the admin API shows it."""
     keys = ("name", "cron", "duration_s", "plan", "timezone", "enabled")
-    return {key: getattr(rule, key) for key in keys}
+    return {**{key: getattr(rule, key) for key in keys}, "except_dates": [d.isoformat() for d in rule.except_dates]}
 
 
 def _line(item: dict[str, Any]) -> str:
     hours, rest = divmod(item["duration_s"], 3600)
     length = f"{hours} h" * bool(hours) + (f" {rest // 60} min" if rest else "")
     off = "" if item["enabled"] else "  (off)"
-    return f"{item['name']}: plan {item['plan']} at {item['cron']} ({item['timezone']}) for {length.strip()}{off}"
+    without = f", not on {', '.join(item['except_dates'])}" if item["except_dates"] else ""
+    plan, start = item["plan"], f"{item['cron']} ({item['timezone']})"
+    return f"{item['name']}: plan {plan} at {start} for {length.strip()}{without}{off}"
 
 
 def _date(text: str) -> date:

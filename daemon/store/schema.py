@@ -188,6 +188,7 @@ class ScheduleRule(Base):
     plan: Mapped[str] = mapped_column(Text, ForeignKey("plans.name", ondelete="RESTRICT"), index=True)
     timezone: Mapped[str] = mapped_column(Text, server_default=text("''"))
     enabled: Mapped[bool] = mapped_column(server_default=text("true"))
+    exceptions_json: Mapped[str] = mapped_column(Text, server_default=text("'[]'"))
     created_at: Mapped[datetime]
 
 

@@ -8,8 +8,8 @@ hour field is a wildcard the expression means real time: skipped hours have no s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from collections.abc import Collection, Iterator
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from heapq import heappop, heappush
 
 from apscheduler.triggers.cron import CronTrigger
@@ -23,10 +23,11 @@ _ITEM = re.compile(r"^(\*|[a-z]{3}|\d)(?:-([a-z]{3}|\d))?(?:/(\d+))?$")
 class CronStarts:
     """The starts of one expression in one zone. Frozen once made.
 
+    except_dates: local dates that have no start
     Raises: InvalidParameter for an expression that is not one, or that no date ever matches.
     """
 
-    def __init__(self, expression: str, zone: tzinfo) -> None:
+    def __init__(self, expression: str, zone: tzinfo, except_dates: Collection[date] = ()) -> None:
         fields = expression.lower().split()
         if len(fields) != 5:
             raise InvalidParameter(
@@ -36,6 +37,7 @@ class CronStarts:
             )
         self.expression = expression
         self._zone = zone
+        self._except_dates = frozenset(except_dates)
         self._wildcard_hour = fields[1].startswith("*")
         minute, hour, day, month, weekday = fields
         weekday = _weekdays(weekday, expression)
@@ -112,7 +114,8 @@ class CronStarts:
             if not hits or min(hits) > end:
                 return
             wall = min(hits)
-            yield wall.replace(tzinfo=None)
+            if wall.date() not in self._except_dates:
+                yield wall.replace(tzinfo=None)
             cursor = wall + timedelta(minutes=1)
 
     def _offsets_near(self, moment: datetime) -> list[timedelta]:

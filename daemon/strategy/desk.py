@@ -18,7 +18,7 @@ from daemon.planning.plan import Planner, Request
 from daemon.planning.precisions import WhenToRound
 from daemon.planning.profile import AdapterRef, PlanAnswer, Profile
 from daemon.planning.quality import quality_notes
-from daemon.planning.rates import DeviceRates
+from daemon.planning.rates import MEASURED, DeviceRates
 from daemon.planning.strategy import Strategy
 from daemon.planning.traffic import traffic_of
 from daemon.settings import Settings
@@ -238,6 +238,11 @@ class PlanningDesk:
                     self._plans.save(rest, f"adapter {record.name} is being deleted")
                     changed.append(plan.name)
         return changed
+
+    def uncalibrated(self) -> list[str]:
+        """Usable devices that nobody has measured."""
+        usable = [budget for budget in self.planner().budgets if budget.unusable is None]
+        return [budget.device for budget in usable if self._measurements.rates(budget).source != MEASURED]
 
     def calibrate(
         self, seconds: float, device: str | None = None, cancelled: Callable[[], bool] = never

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sqlalchemy import delete, select
@@ -15,10 +16,11 @@ from daemon.store.base import utc_now
 from daemon.store.schema import Plan, ScheduleOverride, ScheduleRule
 from daemon.store.session import Store
 from daemon.strategy.plans import check_name
-from daemon.strategy.schedule import Override, Rule, clashes, starts_of
+from daemon.strategy.schedule import Override, Rule, clashes
 from engine.errors import Conflict, InvalidParameter, NotFound
 
 _LONGEST_S = 7 * 86_400
+_MOST_EXCEPTIONS = 400
 _HORIZON = timedelta(days=5 * 366)  # a 29 February lies within
 
 
@@ -38,14 +40,22 @@ class Rules:
             lambda session: [_rule(row) for row in session.scalars(select(ScheduleRule).order_by(ScheduleRule.id))]
         )
 
-    def add(self, name: str, cron: str, duration_s: int, plan: str, timezone: str = "") -> Rule:
+    def add(
+        self,
+        name: str,
+        cron: str,
+        duration_s: int,
+        plan: str,
+        timezone: str = "",
+        except_dates: Sequence[date] = (),
+    ) -> Rule:
         """Write one rule, checked against the others.
 
         Raises: InvalidParameter for a bad name, cron, duration or zone; NotFound for the plan; Conflict for a name that
         is taken or another plan's rule that starts at the same instant.
         """
         zone = timezone or self.timezone
-        candidate = Rule(0, name, cron, duration_s, plan, zone)
+        candidate = Rule(0, name, cron, duration_s, plan, zone, except_dates=_in_order(except_dates))
         self._check(candidate)
 
         def write(session: Session) -> Rule:
@@ -64,6 +74,7 @@ class Rules:
                 plan=plan,
                 timezone=zone,
                 enabled=True,
+                exceptions_json=_dates_json(candidate.except_dates),
                 created_at=utc_now(),
             )
             session.add(row)
@@ -75,10 +86,18 @@ class Rules:
         return rule
 
     def candidate(
-        self, name: str, cron: str, duration_s: int, plan: str, timezone: str, others: Sequence[Rule]
+        self,
+        name: str,
+        cron: str,
+        duration_s: int,
+        plan: str,
+        timezone: str,
+        others: Sequence[Rule],
+        except_dates: Sequence[date] = (),
     ) -> tuple[Rule, str | None]:
         """A rule that is not stored, and why it would be refused beside others. Raises: InvalidParameter"""
-        rule = Rule(-1, name, cron, duration_s, plan, timezone or self.timezone)
+        zone = timezone or self.timezone
+        rule = Rule(-1, name, cron, duration_s, plan, zone, except_dates=_in_order(except_dates))
         self._check(rule)
         return rule, clashes(rule, others, self._clock())
 
@@ -104,6 +123,7 @@ class Rules:
         duration_s: int | None = None,
         plan: str | None = None,
         timezone: str | None = None,
+        except_dates: Sequence[date] | None = None,
     ) -> Rule:
         """What is named changes, checked as a new rule is; None leaves it.
 
@@ -119,6 +139,8 @@ class Rules:
             row.enabled = row.enabled if enabled is None else enabled
             row.cron, row.plan = cron or row.cron, plan or row.plan
             row.duration_s, row.timezone = duration_s or row.duration_s, timezone or row.timezone
+            if except_dates is not None:
+                row.exceptions_json = _dates_json(_in_order(except_dates))
             changed = _rule(row)
             if session.get(Plan, changed.plan) is None:
                 raise NotFound(f"there is no plan {changed.plan!r}.", "`bayard plan list` names them.", param="plan")
@@ -204,7 +226,13 @@ class Rules:
             raise InvalidParameter(
                 f"there is no time zone {rule.timezone!r}.", "Use an IANA name such as Europe/Berlin.", param="timezone"
             ) from error
-        if starts_of(rule.cron, rule.timezone).next_after(self._clock(), _HORIZON) is None:
+        if len(rule.except_dates) > _MOST_EXCEPTIONS:
+            raise InvalidParameter(
+                f"{len(rule.except_dates):,} dates are excepted; a rule may have {_MOST_EXCEPTIONS:,}.",
+                "Leave out those that are past.",
+                param="except_dates",
+            )
+        if rule.starts.next_after(self._clock(), _HORIZON) is None:
             raise InvalidParameter(
                 f"rule {rule.name} ({rule.cron}) never starts in the next five years.",
                 "Check its fields.",
@@ -225,4 +253,14 @@ def local_timezone() -> str:
 
 
 def _rule(row: ScheduleRule) -> Rule:
-    return Rule(row.id, row.name, row.cron, row.duration_s, row.plan, row.timezone or "UTC", row.enabled)
+    except_dates = tuple(date.fromisoformat(day) for day in json.loads(row.exceptions_json))
+    zone = row.timezone or "UTC"
+    return Rule(row.id, row.name, row.cron, row.duration_s, row.plan, zone, row.enabled, except_dates)
+
+
+def _in_order(dates: Sequence[date]) -> tuple[date, ...]:
+    return tuple(sorted(set(dates)))
+
+
+def _dates_json(dates: Sequence[date]) -> str:
+    return json.dumps([day.isoformat() for day in dates])

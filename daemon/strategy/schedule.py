@@ -28,6 +28,11 @@ class Rule:
     plan: str
     timezone: str  # IANA name
     enabled: bool = True
+    except_dates: tuple[date, ...] = ()  # local dates on which it does not start
+
+    @property
+    def starts(self) -> CronStarts:
+        return starts_of(self.cron, self.timezone, self.except_dates)
 
     @property
     def duration(self) -> timedelta:
@@ -55,8 +60,8 @@ class Decision:
 
 
 @lru_cache(maxsize=256)
-def starts_of(cron: str, timezone: str) -> CronStarts:
-    return CronStarts(cron, ZoneInfo(timezone))
+def starts_of(cron: str, timezone: str, except_dates: tuple[date, ...] = ()) -> CronStarts:
+    return CronStarts(cron, ZoneInfo(timezone), except_dates)
 
 
 def plan_at(
@@ -119,7 +124,7 @@ def _decide(rules: Sequence[Rule], now: datetime, default: str | None, override:
     for rule in rules:
         if not rule.enabled:
             continue
-        start = starts_of(rule.cron, rule.timezone).last_at(now, rule.duration)
+        start = rule.starts.last_at(now, rule.duration)
         # Equal starts of two rules are refused when a rule is added; the newer one wins if it happens all the same.
         if start is not None and (best is None or (start, rule.id) > best[:2]):
             best = (start, rule.id, rule)
@@ -161,7 +166,7 @@ def _next_boundary(
     for rule in rules:
         if not rule.enabled:
             continue
-        starts = starts_of(rule.cron, rule.timezone)
+        starts = rule.starts
         following = starts.next_after(moment, horizon)
         if following is not None:
             edges.append(following)
@@ -191,7 +196,7 @@ def clashes(
 
 def _some_starts(rule: Rule, begin: datetime, horizon: timedelta, most: int = 3000) -> list[datetime]:
     found = []
-    for start in starts_of(rule.cron, rule.timezone).between(begin, begin + horizon):
+    for start in rule.starts.between(begin, begin + horizon):
         found.append(start)
         if len(found) >= most:
             break

@@ -31,7 +31,8 @@ async def rule_facts(services: AdminServices, name: str) -> dict[str, Any] | Non
     keys = ("cron", "duration_s", "plan", "timezone", "enabled")
     for rule in await asyncio.to_thread(services.rules.all):
         if rule.name == name:
-            return {key: getattr(rule, key) for key in keys}
+            excepted = [day.isoformat() for day in rule.except_dates]
+            return {**{key: getattr(rule, key) for key in keys}, "except_dates": excepted}
     return None
 
 

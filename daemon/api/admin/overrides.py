@@ -153,7 +153,13 @@ def _preview(services: AdminServices, body: PreviewBody) -> PreviewAnswer:
         services.plans.get(body.rule.plan)
         others = [rule for rule in after if rule.name != body.rule.name]
         candidate, problem = services.rules.candidate(
-            body.rule.name, body.rule.cron, body.rule.duration_s, body.rule.plan, body.rule.timezone, others
+            body.rule.name,
+            body.rule.cron,
+            body.rule.duration_s,
+            body.rule.plan,
+            body.rule.timezone,
+            others,
+            body.rule.except_dates,
         )
         after = [*others, candidate]
     spans = [

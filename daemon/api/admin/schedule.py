@@ -7,6 +7,7 @@ from datetime import date, datetime
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from daemon.api.admin.access import Operator, Services, Viewer
 from daemon.api.admin.answers import Answer, Body, Item
@@ -26,6 +27,7 @@ class RuleItem(Item):
     plan: str
     timezone: str
     enabled: bool
+    except_dates: list[date]
 
 
 class RulesAnswer(Answer):
@@ -37,13 +39,14 @@ class RuleAnswer(Answer):
 
 
 class RuleBody(Body):
-    """timezone empty: the setting's."""
+    """timezone empty: the setting's. except_dates: local dates on which it does not start."""
 
     name: str
     cron: str
     duration_s: int
     plan: str
     timezone: str = ""
+    except_dates: list[date] = Field(default_factory=list)
 
 
 class RuleChange(Body):
@@ -54,6 +57,7 @@ class RuleChange(Body):
     duration_s: int | None = None
     plan: str | None = None
     timezone: str | None = None
+    except_dates: list[date] | None = None
 
 
 class RemovedAnswer(Answer):
@@ -89,8 +93,8 @@ async def get_rules(services: Services, caller: Viewer) -> RulesAnswer:
 
 @router.post("/rules", status_code=201)
 async def post_rule(body: RuleBody, services: Services, caller: Operator) -> RuleAnswer:
-    rule = await asyncio.to_thread(services.rules.add, body.name, body.cron, body.duration_s, body.plan, body.timezone)
-    await services.tenants.record(caller.actor, "schedule.add", f"rule:{rule.name}", body.model_dump())
+    rule = await asyncio.to_thread(lambda: services.rules.add(**dict(body)))
+    await services.tenants.record(caller.actor, "schedule.add", f"rule:{rule.name}", body.model_dump(mode="json"))
     await services.controller.reconcile(f"rule {rule.name} added by {caller.name}")
     return RuleAnswer(item=_item(rule))
 
@@ -106,9 +110,10 @@ async def get_rule(name: str, services: Services, caller: Viewer) -> RuleAnswer:
 @router.patch("/rules/{name}")
 async def patch_rule(name: str, body: RuleChange, services: Services, caller: Operator) -> RuleAnswer:
     """Switch a rule on or off, or give it another start, length, plan or zone."""
-    asked, before = body.model_dump(exclude_none=True), await rule_facts(services, name)
+    asked, before = {key: value for key, value in body if value is not None}, await rule_facts(services, name)
     rule = await asyncio.to_thread(lambda: services.rules.change(name, **asked))
-    await services.tenants.record(caller.actor, "schedule.change", f"rule:{name}", asked, before)
+    facts = body.model_dump(mode="json", exclude_none=True)
+    await services.tenants.record(caller.actor, "schedule.change", f"rule:{name}", facts, before)
     await services.controller.reconcile(f"rule {name} changed by {caller.name}")
     return RuleAnswer(item=_item(rule))
 
@@ -152,6 +157,7 @@ def _item(rule: Rule) -> RuleItem:
         plan=rule.plan,
         timezone=rule.timezone,
         enabled=rule.enabled,
+        except_dates=list(rule.except_dates),
     )
 
 

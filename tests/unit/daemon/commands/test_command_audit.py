@@ -30,7 +30,18 @@ def entries(settings: Settings) -> list[audit.AuditRecord]:
 
 
 def test_changes_without_a_daemon_are_audited(settings: Settings, smollm_path: Path) -> None:
-    night = ("--plan", "mine", "--cron", "0 20 * * *", "--for", "12h", "--timezone", "Europe/Berlin")
+    night = (
+        "--plan",
+        "mine",
+        "--cron",
+        "0 20 * * *",
+        "--for",
+        "12h",
+        "--timezone",
+        "Europe/Berlin",
+        "--except",
+        "2026-12-25",
+    )
     for argv in (
         ("models", "import", str(smollm_path), "--name", "tiny", "--link"),
         ("models", "verify", "tiny"),
@@ -64,7 +75,14 @@ def test_changes_without_a_daemon_are_audited(settings: Settings, smollm_path: P
         (
             "schedule.add",
             "rule:night",
-            {"name": "night", "cron": "0 20 * * *", "duration_s": 43_200, "plan": "mine", "timezone": "Europe/Berlin"},
+            {
+                "name": "night",
+                "cron": "0 20 * * *",
+                "duration_s": 43_200,
+                "plan": "mine",
+                "timezone": "Europe/Berlin",
+                "except_dates": ["2026-12-25"],
+            },
         ),
         ("schedule.release", "schedule", None),
         ("schedule.remove", "rule:night", None),

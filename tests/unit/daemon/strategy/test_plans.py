@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, timedelta
 
 import pytest
 
@@ -105,6 +106,10 @@ def test_rule_is_kept_with_the_zone_it_was_made_in(rules: Rules, profile: MakePr
     assert list(rules.all()) == [rule]
     assert rule.timezone == "Asia/Tokyo"
     assert rules.change("day", enabled=False).enabled is False
+    holidays = [date(2026, 12, 25), date(2026, 5, 1), date(2026, 5, 1)]
+    assert rules.change("day", except_dates=holidays).except_dates == (date(2026, 5, 1), date(2026, 12, 25))
+    assert rules.change("day", enabled=True).except_dates == (date(2026, 5, 1), date(2026, 12, 25)), "what is not named"
+    assert rules.change("day", except_dates=[]).except_dates == ()
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,7 @@ def test_rule_is_kept_with_the_zone_it_was_made_in(rules: Rules, profile: MakePr
         ({"cron": "0 8 30 2 *"}, InvalidParameter),
         ({"cron": "nonsense"}, InvalidParameter),
         ({"duration_s": 0}, InvalidParameter),
+        ({"except_dates": [date(2020, 1, 1) + timedelta(days=n) for n in range(401)]}, InvalidParameter),
         ({"duration_s": 8 * 86_400}, InvalidParameter),
         ({"timezone": "Mars/Olympus"}, InvalidParameter),
         ({"plan": "nowhere"}, NotFound),

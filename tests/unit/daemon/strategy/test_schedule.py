@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -36,6 +37,17 @@ def test_rule_in_force_says_since_until_and_why() -> None:
     assert decision.until_at == at("2026-06-01T18:00")
     assert "day" in decision.reason
     assert "10 h" in decision.reason
+
+
+def test_rule_does_not_start_on_excepted_dates_of_its_own_zone() -> None:
+    holiday = replace(DAY, except_dates=(date(2026, 6, 1), date(2026, 6, 3)))
+    days = {n: plan_at([holiday], at(f"2026-06-0{n}T10:00"), "rest", look_ahead=False).plan for n in range(1, 5)}
+    assert days == {1: "rest", 2: "latency", 3: "rest", 4: "latency"}
+    night = replace(DAY, cron="0 22 * * *", except_dates=(date(2026, 6, 2),))
+    assert plan_at([night], at("2026-06-02T01:00"), "rest", look_ahead=False).plan == "latency", "begun the day before"
+    assert plan_at([night], at("2026-06-03T01:00"), "rest", look_ahead=False).plan == "rest"
+    segments = day_of([holiday], date(2026, 6, 1), BERLIN, "rest")
+    assert [decision.plan for _, _, decision in segments] == ["rest"]
 
 
 def test_start_and_end_are_exact() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -19,19 +19,27 @@ from daemon.store.session import Store
 from daemon.strategy.controller import PlanController
 from daemon.strategy.plans import Plans, SavedPlan
 from daemon.strategy.rules import Rules
-from daemon.strategy.schedule import Rule, plan_at, starts_of, timeline
+from daemon.strategy.schedule import Rule, plan_at, timeline
 from tests.fakes.strategy_parts import FakeWorkers
 
 BEGIN, END = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
 
 ONE_RULE = st.builds(
-    lambda minute, hour, days, hours, plan, zone: (f"{minute} {hour} * * {days}", hours * 3600, plan, zone),
+    lambda minute, hour, days, hours, plan, zone, without: (
+        f"{minute} {hour} * * {days}",
+        hours * 3600,
+        plan,
+        zone,
+        True,
+        tuple(sorted(without)),
+    ),
     st.integers(0, 59),
     st.integers(0, 23),
     st.sampled_from(["*", "mon-fri", "sat,sun", "3"]),
     st.integers(1, 30),
     st.sampled_from(["day", "night", "fair"]),
     st.sampled_from(["Europe/Berlin", "America/New_York", "Asia/Shanghai", "Australia/Lord_Howe"]),
+    st.sets(st.dates(BEGIN.date(), END.date()), max_size=40),
 )
 RULES = st.lists(ONE_RULE, min_size=1, max_size=3).map(
     lambda found: [Rule(n, f"r{n}", *one) for n, one in enumerate(found, 1)]
@@ -51,7 +59,7 @@ def test_year_has_no_gap_no_doubled_switch_and_no_start_without_effect(rules: li
         for moment in (begun, ended - timedelta(microseconds=1)):
             assert plan_at(rules, moment, "rest", look_ahead=False).plan == decision.plan
     for rule in rules:
-        for start in list(starts_of(rule.cron, rule.timezone).between(BEGIN, END))[::7]:
+        for start in list(rule.starts.between(BEGIN, END))[::7]:
             assert plan_at(rules, start, "rest", look_ahead=False).since_at == start  # the latest start wins
 
 
@@ -73,7 +81,10 @@ async def test_controller_follows_a_year_through_restarts_and_jumps(
     for name, strategy in (("day", Strategy.LATENCY), ("night", Strategy.THROUGHPUT), ("fair", Strategy.BALANCED)):
         knobs[name] = saved(name, profile(strategy=strategy)).profiles[0].knobs
     plans.set_default("night", "test")
-    rules.add("week", "30 2 * * mon,thu", 6 * 3600, "day", "Europe/Berlin")  # half past two is skipped and repeated
+    holidays = [date(2026, 1, 1), date(2026, 12, 24), date(2026, 12, 31)]
+    rules.add(
+        "week", "30 2 * * mon,thu", 6 * 3600, "day", "Europe/Berlin", holidays
+    )  # half past two is skipped and repeated
     rules.add("sunday", "30 2 * * sun", 3 * 3600, "fair", "Europe/Berlin")
     workers, chance = FakeWorkers(), random.Random(7)
 

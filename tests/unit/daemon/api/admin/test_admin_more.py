@@ -6,7 +6,6 @@ import asyncio
 import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from daemon.api.admin import faults
-from daemon.api.admin.faults import SETTLING_S, Attention, Fault, Severity
 from daemon.app import Appliance
 from daemon.planning.install import EngineInstall
 from daemon.planning.machine_budgets import budgets_of
@@ -111,25 +109,6 @@ async def test_attention_lists_faults_with_their_fix_until_they_are_gone(
     assert (await admin.post("attention/worker.x/ack")).status_code == 404
 
 
-def test_acknowledgement_outlives_a_restart_until_its_fault_is_gone(services: FakeServices) -> None:
-    marks = Marks(services.store)
-    one, other = (Fault("worker", name, Severity.FAIL, "it is latched", "mend it") for name in "ab")
-    before = Attention(marks)
-    before.note([one, other])
-    for fault in (one, other):
-        before.acknowledge(fault, "ops")
-    before.acknowledge(one, "somebody later")
-    after = Attention(marks)
-    after.note([])
-    after.note([one])
-    assert {ack.by for ack in after.acknowledged.values()} == {"ops"}, "a start takes a while to see what is wrong"
-    after.note([])
-    assert after.acknowledged.keys() == {other.id}, "what was seen since and is gone is forgotten"
-    after.began_at -= timedelta(seconds=SETTLING_S)
-    after.note([])
-    assert not marks.all(MarkKind.ACKNOWLEDGED)
-
-
 async def test_files_that_run_out_are_told_before_they_do(
     admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +188,12 @@ async def test_schedule_is_overridden_held_previewed_and_changed(admin: httpx.As
     assert (changed["duration_s"], changed["enabled"], changed["cron"]) == (7_200, False, "0 8 * * *")
     entry = await newest_audit(parts)
     assert (entry.before["duration_s"], entry.after["duration_s"]) == (36_000, 7_200)
+    free = {"except_dates": ["2026-12-25", "2026-11-30"]}
+    told = (await admin.post("schedule/preview", json={"rule": rule | free, "day": "2026-11-30"})).json()
+    assert [span["plan"] for span in told["after"]] == ["night"]
+    changed = (await admin.patch("schedule/rules/office", json=free)).json()["item"]
+    assert changed["except_dates"] == ["2026-11-30", "2026-12-25"]
+    assert (await newest_audit(parts)).after == free
     assert (await admin.patch("schedule/rules/office", json={"duration_s": 5})).status_code == 400
     assert (await admin.get("schedule/rules/office")).json()["item"] == changed
     assert (await admin.post("schedule/hold?dry_run=true")).json()["consequences"][0] == "plan night stays"
