@@ -48,8 +48,9 @@ def embedding(token_ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
 
     Shapes: token_ids [T]; weight [V, K] -> [T, K] in dtype
     """
-    rows = weight[token_ids] if isinstance(weight, Tensor) else weight.dequantize_at(token_ids)
-    return rows.to(dtype)
+    if isinstance(weight, Tensor):
+        return torch.nn.functional.embedding(token_ids, weight).to(dtype)
+    return weight.dequantize_at(token_ids).to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -147,6 +148,22 @@ def pick_greedy(logits: Tensor) -> Tensor:
     highest, token = logits.max(dim=-1)
     finite = torch.isfinite(highest) & torch.isfinite(logits.amin(dim=-1))
     return torch.where(finite, token, -1).to(torch.int32)
+
+
+def newest_tokens(token_ids: Tensor, slots: Tensor, pool: Tensor) -> Tensor:
+    """A step's tokens, those that the host does not know yet (below 0) from their sequences' places in the pool.
+
+    Shapes: token_ids, slots [T]; pool [P]
+    """
+    return torch.where(token_ids < 0, pool[slots].to(token_ids.dtype), token_ids)
+
+
+def keep_tokens(pool: Tensor, slots: Tensor, tokens: Tensor) -> None:
+    """What a step chose, for the next. Of several tokens for one place one remains.
+
+    Shapes: slots, tokens [S]. Mutates: pool
+    """
+    pool[slots] = tokens
 
 
 def paged_attention(
@@ -283,6 +300,6 @@ def implementations() -> Iterable[Implementation]:
     attending = (paged_attention, paged_latent_attention, prompt_attention)
     for packing in (linear, embedding, experts):
         yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
-    for run in (*plain, *attending, pick_greedy, choose_tokens):
+    for run in (*plain, *attending, pick_greedy, choose_tokens, newest_tokens, keep_tokens):
         asks = run in (paged_attention, paged_latent_attention)
         yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch", asks)

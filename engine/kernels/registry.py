@@ -25,6 +25,8 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
     pick_greedy      (logits [R, vocab]) -> [R] int32, -1 where a row is not finite
     choose_tokens    (logits [R, vocab], rows [r], settings [r, 8], counts [C, vocab], count_rows [r]) -> [r] int32
                                                                                                  mutates logits
+    newest_tokens    (token_ids [T], slots [T], pool [P]) -> [T]
+    keep_tokens      (pool [P], slots [S], tokens [S]) -> None                                   mutates pool
     paged_attention  (q [T, H, D], view, block_tables, query_starts, context_lens, scale,
                       window_tokens | None, softcap | None, sinks | None) -> [T, H, D]
 
@@ -58,6 +60,8 @@ OPS = (
     "rope_kv_write",
     "pick_greedy",
     "choose_tokens",
+    "newest_tokens",
+    "keep_tokens",
     "paged_attention",
     "latent_write",
     "paged_latent_attention",

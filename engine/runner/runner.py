@@ -64,6 +64,8 @@ class ModelRunner:
         self._pool = torch.zeros(FIRST_POOL, dtype=torch.int32, device=device.torch_device)
         query = OpQuery(device.torch_device.type, "float32", capabilities=device.capabilities.names())
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
+        names = ("newest_tokens", "keep_tokens")
+        self._newest_tokens, self._keep_tokens = (registry.select(name, query).run for name in names)
         chooses = registry.select("choose_tokens", query)
         self._choose: Callable[..., torch.Tensor] = chooses.run
         self._choose_one = chooses.run if chooses.name == "cpu" else None  # in place of torch's own ops, row by row
@@ -117,11 +119,10 @@ class ModelRunner:
 
     def launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         """Queue a step. Blocks: on a CPU until it is computed."""
+        found = None
         if self._direct is not None and all(is_plain_decode(chunk) for chunk in chunks):
             found = self._direct.run(chunks)
-            if found is not None:
-                return self._chosen(chunks, *found)
-        return self._launch(chunks)
+        return self._launch(chunks) if found is None else self._chosen(chunks, *found)
 
     def _chosen(self, chunks: list[ScheduledChunk], logits: torch.Tensor, largest: list[int]) -> LaunchedStep:
         """What is drawn from logits that the host has already, with each row's largest one's place."""
@@ -258,12 +259,12 @@ class ModelRunner:
     def _forward_greedy(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """One decode step on the device alone: input tokens from the pool where the host has none, results into it."""
         picked = self._forward_picked(batch, slots, pool)
-        pool[slots] = picked
+        self._keep_tokens(pool, slots, picked)
         return picked
 
     def _forward_picked(self, batch: ForwardBatch, slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         """A step whose rows' input tokens come from their places in the pool where the host has none."""
-        batch.token_ids = torch.where(batch.token_ids < 0, pool[slots].to(batch.token_ids.dtype), batch.token_ids)
+        batch.token_ids = self._newest_tokens(batch.token_ids, slots, pool)
         logits = self.model.forward(batch)
         assert self._logits is not None
         self._logits[: logits.shape[0]].copy_(logits)  # where a draw after the replay finds them

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed: `make test` insta
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from engine.kernels import reference  # noqa: E402
-from engine.kernels.triton import attention, gemv, greedy, norms, rope_kv  # noqa: E402
+from engine.kernels.triton import attention, gemv, greedy, norms, rope_kv, tokens  # noqa: E402
 
 # The interpreter's bfloat16 dot is not usable; a GPU tests it too.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -118,6 +118,23 @@ def test_pick_greedy_matches_the_reference_on_ties_and_numbers_that_are_not():
     got = greedy.pick_greedy(logits)
     assert got.tolist() == reference.pick_greedy(logits).tolist()
     assert got.tolist()[1:7] == [5, -1, -1, -1, 0, 9000]
+
+
+@pytest.mark.parametrize("count", [1, 3, 300])
+def test_tokens_come_from_the_pool_and_go_there_as_in_the_reference(count):
+    torch.manual_seed(count)
+    pool = torch.randint(0, 1000, (count + 9,), dtype=torch.int32, device=DEVICE)
+    slots = torch.randperm(count + 9, device=DEVICE)[:count].to(torch.int32)
+    known = torch.randint(-1, 3, (count,), dtype=torch.int32, device=DEVICE)
+    got = tokens.newest_tokens(known, slots, pool)
+    assert torch.equal(got, reference.newest_tokens(known, slots, pool))
+    assert torch.equal(got == pool[slots], (known < 0) | (known == pool[slots]))
+    chosen = torch.randint(0, 1000, (count,), dtype=torch.int32, device=DEVICE)
+    kept, truth = pool.clone(), pool.clone()
+    tokens.keep_tokens(kept, slots, chosen)
+    reference.keep_tokens(truth, slots, chosen)
+    assert torch.equal(kept, truth)
+    assert torch.equal(kept[slots], chosen)
 
 
 CASES = [

@@ -67,6 +67,8 @@ def test_kernels_names_every_plain_op_and_each_weight_kind_once() -> None:
         "paged_latent_attention",
         "pick_greedy",
         "choose_tokens",
+        "newest_tokens",
+        "keep_tokens",
         "rope_kv_write",
         "prompt_attention",
     }  # the last two are listed where a kernel has them
