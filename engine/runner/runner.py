@@ -64,8 +64,8 @@ class ModelRunner:
         self._pool = torch.zeros(FIRST_POOL, dtype=torch.int32, device=device.torch_device)
         query = OpQuery(device.torch_device.type, "float32", capabilities=device.capabilities.names())
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
-        names = ("newest_tokens", "keep_tokens")
-        self._newest_tokens, self._keep_tokens = (registry.select(name, query).run for name in names)
+        self._newest_tokens = registry.select("newest_tokens", query).run
+        self._keep_tokens = registry.select("keep_tokens", query).run
         chooses = registry.select("choose_tokens", query)
         self._choose: Callable[..., torch.Tensor] = chooses.run
         self._choose_one = chooses.run if chooses.name == "cpu" else None  # in place of torch's own ops, row by row
@@ -143,8 +143,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch(self, chunks: list[ScheduledChunk]) -> LaunchedStep:
         samplers = [chunk.request for chunk in chunks if chunk.samples]
-        draws = self.device.capabilities.graphs
-        drafts = any(chunk.draft for chunk in chunks)
+        draws, drafts = self.device.capabilities.graphs, any(chunk.draft for chunk in chunks)
         # Whether the device needs no host to choose the tokens.
         alone = (
             not drafts
