@@ -6,17 +6,19 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.devices.native_uploader import native_uploader
-from engine.devices.uploader import BUFFER_BYTES, Sends, Sent, Uploader
+from engine.devices.uploader import Sends, Sent, Uploader
 
 STAGED_KINDS = ("cuda",)  # of devices behind a link that pinned memory goes over faster
 SMALLEST_BYTES = 4 << 20  # below, and not read ahead, the plain copy is as fast
 MOST_PASSED = 64  # tensors that were foreseen and not asked for, before one that is
-AHEAD_BYTES = 512 << 20  # of the device's memory, for tensors that nobody has asked for yet
+AHEAD_BYTES = 1 << 30  # of the device's memory, for tensors that nobody has asked for yet
+AHEAD_SHARE = 1 / 8  # of what is free there, if that is less
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
@@ -43,7 +45,7 @@ def reading_ahead(coming: Iterable[Tensor], device: torch.device) -> Iterator[No
     if device.type not in STAGED_KINDS or device in _AHEAD:
         yield
         return
-    _AHEAD[device] = ahead = ReadAhead(coming, _uploader(device))
+    _AHEAD[device] = ahead = ReadAhead(coming, _uploader(device), min(AHEAD_BYTES, int(AHEAD_SHARE * _free(device))))
     try:
         ahead.fill()
         yield
@@ -75,24 +77,24 @@ class ReadAhead:
         return sending.target.view(tensor.dtype).view(tensor.shape)
 
     def fill(self) -> None:
-        """Queue what is next, a buffer's worth or more at a time, as far as the limit lets it."""
-        while self._limit_bytes - self._held_bytes >= BUFFER_BYTES:
-            some: list[tuple[Tensor, Tensor]] = []
-            count = 0
-            while count < BUFFER_BYTES and (source := self._peek()) is not None:
-                if count + source.nbytes > self._limit_bytes - self._held_bytes and (some or self._held_bytes):
-                    break
-                target = self._room(source)
-                if target is None:
-                    return
-                self._next.popleft()
-                some.append((source, target))
-                count += source.nbytes
-            if not some:
-                return
-            for sending in self._uploader.start(some):
-                self._sendings[_key(sending.source)] = sending
-            self._held_bytes += count
+        """Queue what is next, as far as the limit lets it; a good part of it at a time."""
+        room = self._limit_bytes - self._held_bytes
+        if room < self._limit_bytes // 8:
+            return
+        some: list[tuple[Tensor, Tensor]] = []
+        count = 0
+        while count < room and (source := self._peek()) is not None:
+            if count + source.nbytes > room and (some or self._held_bytes):
+                break  # one that is larger than the limit goes alone
+            target = self._room(source)
+            if target is None:
+                break
+            self._next.popleft()
+            some.append((source, target))
+            count += source.nbytes
+        self._held_bytes += count
+        for sending in self._uploader.start(some) if some else ():
+            self._sendings[_key(sending.source)] = sending
 
     def close(self) -> None:
         """Let go of what nobody asked for. Blocks: until its source has been read."""
@@ -103,7 +105,7 @@ class ReadAhead:
 
     def _catch_up(self, missed: Tensor) -> None:
         """What is asked for is not on its way: if all room is taken, by what will not be asked for, go on behind it."""
-        if missed.nbytes < SMALLEST_BYTES or self._held_bytes <= self._limit_bytes - BUFFER_BYTES:
+        if missed.nbytes < SMALLEST_BYTES or self._held_bytes <= self._limit_bytes * 7 // 8:
             return
         key = _key(missed)
         while len(self._next) < MOST_PASSED and (tensor := next(self._coming, None)) is not None:
@@ -138,6 +140,11 @@ class ReadAhead:
 _AHEAD: dict[torch.device, ReadAhead] = {}
 
 
+def _free(device: torch.device) -> int:
+    api: Any = getattr(torch, device.type)
+    return int(api.mem_get_info(device)[0]) if hasattr(api, "mem_get_info") else AHEAD_BYTES
+
+
 @functools.cache
 def _uploader(device: torch.device) -> Sends:
     return native_uploader(device) or Uploader(device)
@@ -148,4 +155,6 @@ def _key(tensor: Tensor) -> tuple[int, int]:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
+    if tensor.dtype is torch.uint8 and tensor.dim() == 1:
+        return tensor
     return tensor.view(-1).view(torch.uint8)

@@ -22,9 +22,10 @@ def rope_table(spec: RopeSpec, max_context_tokens: int, device: torch.device, fa
         length = long_or_short(spec, max_context_tokens)
         factors = torch.tensor([value for name, value in spec.scaling if name.startswith(f"{length}.")])
     frequencies, magnitude = scaled_frequencies(spec, factors)
-    positions = torch.arange(max_context_tokens, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)
-    return (torch.cat((angles.cos(), angles.sin()), dim=1) * magnitude).to(device)
+    # On the device: a host whose cores are at work on the weights takes a tenth of the load for it.
+    positions = torch.arange(max_context_tokens, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, frequencies.to(device))
+    return torch.cat((angles.cos(), angles.sin()), dim=1) * magnitude
 
 
 def scaled_frequencies(spec: RopeSpec, factors: Tensor | None = None) -> tuple[Tensor, float]:

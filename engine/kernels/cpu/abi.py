@@ -138,8 +138,8 @@ class Link(Structure):
 
     _fields_ = (
         ("use", c_void_p),
-        ("allocate", c_void_p),
-        ("release", c_void_p),
+        ("pin", c_void_p),
+        ("unpin", c_void_p),
         ("make_event", c_void_p),
         ("copy", c_void_p),
         ("record", c_void_p),

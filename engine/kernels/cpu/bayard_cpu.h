@@ -168,8 +168,8 @@ BAYARD_API int bayard_choose(const float* logits, int64_t stride, int64_t num_ro
 // What is used of a device's driver; each function gives 0, or an error of the driver's own that a waiter is told.
 typedef struct BayardLink {
   int (*use)(void* context);                                                           // makes it the thread's own
-  int (*allocate)(void** memory, size_t bytes, unsigned flags);                        // pinned
-  int (*release)(void* memory);
+  int (*pin)(void* memory, size_t bytes, unsigned flags);
+  int (*unpin)(void* memory);
   int (*make_event)(void** event, unsigned flags);
   int (*copy)(uint64_t target, const void* source, size_t bytes, void* stream);        // queued
   int (*record)(void* event, void* stream);

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(library.absent_reason() is not None, reason="the
 INT, VOID, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 KINDS = {
     "use": ctypes.CFUNCTYPE(INT, VOID),
-    "allocate": ctypes.CFUNCTYPE(INT, ctypes.POINTER(VOID), SIZE, ctypes.c_uint),
-    "release": ctypes.CFUNCTYPE(INT, VOID),
+    "pin": ctypes.CFUNCTYPE(INT, VOID, SIZE, ctypes.c_uint),
+    "unpin": ctypes.CFUNCTYPE(INT, VOID),
     "make_event": ctypes.CFUNCTYPE(INT, ctypes.POINTER(VOID), ctypes.c_uint),
     "copy": ctypes.CFUNCTYPE(INT, ctypes.c_uint64, VOID, SIZE, VOID),
     "record": ctypes.CFUNCTYPE(INT, VOID, VOID),
@@ -36,7 +36,7 @@ class HostDriver:
 
     def __init__(self) -> None:
         self.fails_on: set[int] = set()  # sizes of copies
-        self.held: dict[int, object] = {}
+        self.held: dict[int, int] = {}
         self.used: set[int] = set()
         self.made = 0
         self._functions = {name: kind(getattr(self, name)) for name, kind in KINDS.items()}
@@ -47,14 +47,11 @@ class HostDriver:
         self.used.add(threading.get_ident())
         return 0 if context == 7 else 1
 
-    def allocate(self, memory, count: int, flags: int) -> int:
-        block = ctypes.create_string_buffer(count)
-        address = ctypes.addressof(block)
-        self.held[address] = block
-        memory[0] = address
-        return 0
+    def pin(self, memory: int, count: int, flags: int) -> int:
+        self.held[memory] = count
+        return 0 if memory % (2 << 20) == 0 else 1
 
-    def release(self, memory: int) -> int:
+    def unpin(self, memory: int) -> int:
         del self.held[memory]
         return 0
 
