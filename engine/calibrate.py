@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.calibrate_links import link_rates
 from engine.calibrate_overheads import LAYERS, Overheads
 from engine.calibrate_steps import KIND as SMALL_KIND
 from engine.calibrate_steps import StepOverheads, step_overheads
@@ -212,6 +213,7 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
     bench = Bench(device, seconds)
     slice_s = seconds / 10
     read = read_bytes_per_s(bench, torch_device, slice_s / 2)
+    links = link_rates(device, lambda work: bench.best_s(work, slice_s / 6))
     with torch.inference_mode():
         kv_read, attention_flops = attention_rates(bench, torch_device, dtype, capabilities, slice_s)
         overheads = Overheads(torch_device, dtype, capabilities)
@@ -234,6 +236,7 @@ def calibrate(device_name: str, threads: int, seconds: float, wanted: tuple[str,
         "kv_read_bytes_per_s": kv_read,
         "attention_flops": attention_flops,
         "layer_overhead_s": layer_s,
+        "links": links,
         "step_overhead_s": None if steps is None else steps.step_s,
         "experts_overhead_s": experts_s,
         "kinds": {kind: probe.points() for kind, probe in probes.items()},

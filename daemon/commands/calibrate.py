@@ -48,6 +48,9 @@ def _lines(rates: dict[str, Any]) -> list[str]:
         f"{rates['flops'] / 1e9:,.0f} GFLOP/s, KV {rates['kv_read_bytes_per_s'] / 1e9:.1f} GB/s, "
         f"{rates['layer_overhead_s'] * 1e6:,.0f} us a layer; {rates['detail']}"
     ]
+    if links := rates.get("links"):
+        told = f"  copies: {links['to_device'] / 1e9:.1f} GB/s from the host, {links['to_host'] / 1e9:.1f} back"
+        lines.append(told + (f", {links['peer'] / 1e9:.1f} to its neighbour" if links["peer"] else ""))
     rows = [
         (kind, f"{1e-9 / rate['points'][0][1]:.2f}", f"{rate['flops'] / 1e9:,.0f}")
         for kind, rate in rates["kinds"].items()

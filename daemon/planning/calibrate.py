@@ -13,7 +13,7 @@ import msgspec
 
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.datasheet import shipped_rates
-from daemon.planning.rates import MEASURED, DeviceRates, KindRate
+from daemon.planning.rates import MEASURED, DeviceRates, KindRate, LinkRates
 from engine.errors import Conflict, HardwareError
 from engine.ggml_types import COMPUTABLE_TYPES
 from engine.spec.loaded import KINDS
@@ -40,6 +40,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[str, list[tuple[int, float]]]
     kernels: dict[str, str]
     left_out: list[str]
+    links: LinkRates | None = None
     step_overhead_s: float | None = None  # None: not measured on such a device
 
 
@@ -124,6 +125,7 @@ def rates_from_probe(printed: dict[str, Any], budget: DeviceBudget) -> DeviceRat
         source=MEASURED,
         detail=detail,
         kv_read_bytes_per_s=probe.kv_read_bytes_per_s,
+        links=probe.links,
     )
 
 

@@ -43,6 +43,19 @@ class KindRate:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRates:
+    """Bytes a second of large copies. peer: to the next device of its kind; None: there is none"""
+
+    to_device: float
+    to_host: float
+    peer: float | None = None
+
+    def __str__(self) -> str:
+        told = f"{self.to_device / 1e9:.1f} GB/s from the host, {self.to_host / 1e9:.1f} back"
+        return told if self.peer is None else f"{told}, {self.peer / 1e9:.1f} to its neighbour"
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRates:
     device: str
     name: str
@@ -55,6 +68,7 @@ class DeviceRates:
     source: str = SHIPPED
     detail: str = ""
     kv_read_bytes_per_s: float | None = None  # None: as read_bytes_per_s
+    links: LinkRates | None = None  # of an accelerator
     experts_overhead_s: float = 0.0  # per layer of experts: choosing them and putting their tokens in order
 
     def of_kind(self, kind: str) -> KindRate:

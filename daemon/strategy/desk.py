@@ -264,6 +264,8 @@ class PlanningDesk:
             rates = measure(budget, threads, seconds / len(budgets), kinds, cancelled)
             self._measurements.save_rates(rates)
             read = f"reads {rates.read_bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:,.0f} GFLOP/s"
+            if rates.links is not None:
+                read += f", {rates.links}"
             self._events.publish(
                 "device", budget.device, "shipped", rates.source, f"calibrated: {read}; {rates.detail}"
             )

@@ -27,6 +27,8 @@ ANSWER = {
     "kv_read_bytes_per_s": 1e10,
     "attention_flops": 5e10,
     "layer_overhead_s": 5e-5,
+    "step_overhead_s": 3e-5,
+    "links": {"to_device": 5e10, "to_host": 4.5e10, "peer": None},
     "experts_overhead_s": 2e-5,
     "kinds": {"Q4_K": [[1, 1e-10], [16, 2e-10]], "F32": []},
     "kernels": {"Q4_K": "cpu (avx2)"},
@@ -53,6 +55,10 @@ def test_answer_becomes_rates_and_says_what_was_left_out() -> None:
     assert rates.kinds["Q4_K"].seconds(0, 1e6, 1) == pytest.approx(1e-4)
     assert rates.flops == pytest.approx(2 * 16 / 2e-10)
     assert "F32" in rates.detail
+    assert rates.step_overhead_s == 3e-5
+    assert str(rates.links) == "50.0 GB/s from the host, 45.0 back"
+    unmeasured = rates_from_probe({**ANSWER, "step_overhead_s": None}, CPU)
+    assert unmeasured.step_overhead_s == shipped_rates(CPU).step_overhead_s
 
 
 @pytest.mark.parametrize("change", [{"threads": "two"}, {"surprise": 1}])
