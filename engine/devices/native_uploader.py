@@ -46,7 +46,7 @@ class NativeSending:
 
 
 class NativeUploader:
-    """Owner: the process, one a device.
+    """Owner: a load, or what uploads one tensor. Its threads and buffers live until it is closed.
 
     link: the driver's functions, context and a stream; api: torch.cuda, or what has its streams
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -52,6 +51,7 @@ def reading_ahead(coming: Iterable[Tensor], device: torch.device) -> Iterator[No
     finally:
         del _AHEAD[device]
         ahead.close()
+        _dismiss(device)
 
 
 class ReadAhead:
@@ -145,9 +145,20 @@ def _free(device: torch.device) -> int:
     return int(api.mem_get_info(device)[0]) if hasattr(api, "mem_get_info") else AHEAD_BYTES
 
 
-@functools.cache
+_UPLOADERS: dict[torch.device, Sends] = {}
+
+
 def _uploader(device: torch.device) -> Sends:
-    return native_uploader(device) or Uploader(device)
+    if device not in _UPLOADERS:
+        _UPLOADERS[device] = native_uploader(device) or Uploader(device)
+    return _UPLOADERS[device]
+
+
+def _dismiss(device: torch.device) -> None:
+    """A loaded model needs its threads and pinned memory no more."""
+    uploader = _UPLOADERS.pop(device, None)
+    if uploader is not None:
+        uploader.close()
 
 
 def _key(tensor: Tensor) -> tuple[int, int]:

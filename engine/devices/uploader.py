@@ -45,6 +45,7 @@ class Sends(Protocol):
     def start(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Sequence[Sent]: ...
     def finish(self, sending: Any) -> None: ...
     def drop(self, sending: Any) -> None: ...
+    def close(self) -> None: ...
 
 
 class Sending:
@@ -72,7 +73,7 @@ Job = list[Piece]  # what one buffer takes
 
 
 class Uploader:
-    """Owner: the process, one a device. Its threads live as long, and wait without work most of the time.
+    """Owner: a load, or what uploads one tensor. Its threads and buffers live until it is closed.
 
     api: torch.cuda, or what has its streams and events
     """
@@ -82,7 +83,7 @@ class Uploader:
         self._api: Any = getattr(torch, device.type) if api is None else api
         self._pinned = pinned
         self._stream = self._api.Stream(device)
-        self._queue: SimpleQueue[Job] = SimpleQueue()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self.threads = threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
         for number in range(self.threads):
@@ -124,11 +125,18 @@ class Uploader:
         if sending.error is None:
             self.finish(sending)
 
+    def close(self) -> None:
+        """End the threads after what is queued."""
+        for _ in range(self.threads):
+            self._queue.put(None)
+
     def _work(self) -> None:
         buffers: list[tuple[Tensor, Any]] = []
         turn = 0
         while True:
             job = self._queue.get()
+            if job is None:
+                break
             error: Exception | None = None
             try:
                 if turn >= len(buffers):  # made by the thread itself: making them takes as long as filling some
@@ -145,6 +153,8 @@ class Uploader:
                 ended = [sending for sending, _, _ in job if sending.pieces == 0]
             for sending in ended:
                 sending.end()
+        for _, sent in buffers:
+            sent.synchronize()
 
     def _send(self, job: Job, buffer: Tensor, sent: Any) -> None:
         sent.synchronize()  # its last content has left

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -71,3 +74,19 @@ def test_what_a_thread_meets_is_told_to_who_waits_and_to_nobody_else() -> None:
         sender.finish(bad)
     sender.finish(fine)
     assert torch.equal(fine.target, good)
+
+
+def test_threads_end_after_what_is_queued() -> None:
+    before = threading.active_count()
+    sender = uploader(threads=4)
+    assert threading.active_count() == before + 4
+    sources = [numbers(10_000, seed=i) for i in range(20)]
+    sendings = sender.start([(source, torch.zeros_like(source)) for source in sources])
+    sender.close()
+    for source, sending in zip(sources, sendings, strict=True):
+        sender.finish(sending)
+        assert torch.equal(source, sending.target)
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
