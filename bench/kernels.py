@@ -37,7 +37,8 @@ from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_dots import DotsTiles
 from engine.kernels.triton.quant_gemm import dequantised, large_linear
 from engine.kernels.triton.quantise_rows import quantise_rows
-from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, usual_tiles
+from engine.kernels.triton.scaled_gemm import scaled_gemm
+from engine.kernels.triton.scaled_tiles import PipeTiles, ScaledTiles, usual_tiles
 from engine.kernels.triton.tile_rows import RowTiles, row_tiles, tile_rows
 from engine.kernels.triton.tuned import add, few_key
 from engine.quant.encode import encode
@@ -221,7 +222,7 @@ def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> N
     coded_x, _ = quantise_rows(x, kind)
     codes = weight.codes.view(torch.float8_e4m3fn) if kind == "fp8" else weight.codes
 
-    def ours(w: Tensor, tile: ScaledTiles) -> Tensor:
+    def ours(w: Tensor, tile: ScaledTiles | PipeTiles) -> Tensor:
         return scaled_gemm(coded_x.codes, w, coded_x.scales, weight.scales, bench.dtype, tiles=tile)
 
     def library(w: Tensor) -> Tensor:
@@ -231,7 +232,9 @@ def _native_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> N
             coded_x.codes, w.T, coded_x.scales, weight.scales.T, out_dtype=bench.dtype, use_fast_accum=True
         )
 
-    tiles = list(SCALED_SWEEP) if bench.sweep else [usual_tiles(bench.device, rows, columns)]
+    tiles = (
+        list(SCALED_SWEEP) if bench.sweep else [usual_tiles(bench.device, rows, columns, depth, whole=kind == "int8")]
+    )
     ours_us, best = bench.best(ours, [codes], tiles)
     library_us = round(bench.times(library, [codes]), 1) if bench.device.type == "cuda" and rows > 16 else None
     bench.show(

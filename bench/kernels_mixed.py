@@ -16,7 +16,8 @@ from bench.kernel_timing import relative_error
 from engine.kernels.triton import quant_linear
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.quantise_rows import quantise_rows
-from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, usual_tiles
+from engine.kernels.triton.scaled_gemm import scaled_gemm
+from engine.kernels.triton.scaled_tiles import PipeTiles, ScaledTiles, usual_tiles
 from engine.kernels.triton.tile_rows import RowTiles, tile_rows
 from engine.quant.encode import encode, encode_mixed
 
@@ -27,18 +28,18 @@ AWQ_ROWS = 512  # where decoding in each tile is known to be slow
 NAIVE_OUTLIERS = 64
 
 
-def mixed(bench: Bench, rows: int, shape: tuple[int, int], sweep: Sequence[ScaledTiles]) -> None:
+def mixed(bench: Bench, rows: int, shape: tuple[int, int], sweep: Sequence[ScaledTiles | PipeTiles]) -> None:
     depth, columns = bench.shape(shape)
     plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
     planted = torch.randperm(depth, device=bench.device)[:PLANTED].sort().values
     x[:, planted] *= 20
     x[torch.rand(x.shape, device=bench.device) < SPORADIC] *= 8
     exact = x.double() @ plain.double().T
-    tiles = list(sweep) if bench.sweep else [usual_tiles(bench.device, rows, columns)]
+    tiles = list(sweep) if bench.sweep else [usual_tiles(bench.device, rows, columns, depth, whole=True)]
     int8 = coded(encode(plain, "int8"))
     plain_x, _ = quantise_rows(x, "int8")
 
-    def int8_only(codes: Tensor, tile: ScaledTiles | None) -> Tensor:
+    def int8_only(codes: Tensor, tile: ScaledTiles | PipeTiles | None) -> Tensor:
         return scaled_gemm(plain_x.codes, codes, plain_x.scales, int8.scales, bench.dtype, tiles=tile)
 
     base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
@@ -65,7 +66,7 @@ def _with_outliers(
     plain: Tensor,
     exact: Tensor,
     columns: Tensor,
-    tiles: Sequence[ScaledTiles],
+    tiles: Sequence[ScaledTiles | PipeTiles],
     beside: dict[str, float | None],
     int8_error: float,
 ) -> None:
@@ -73,7 +74,7 @@ def _with_outliers(
     kept, weights = (packed.kept, packed.beside) if len(columns) else (None, None)
     rows, _ = quantise_rows(x, "int8", kept=kept)
 
-    def product(codes: Tensor, tile: ScaledTiles | None) -> Tensor:
+    def product(codes: Tensor, tile: ScaledTiles | PipeTiles | None) -> Tensor:
         scales = packed.weight.scales
         return scaled_gemm(rows.codes, codes, rows.scales, scales, bench.dtype, None, rows.outliers, weights, tile)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 
 import torch
 
@@ -22,6 +23,13 @@ def converts_fp8(device: torch.device) -> bool:
 def copies_tiles(device: torch.device) -> bool:
     """Whether the device copies tiles by descriptors of them."""
     return speaks_ptx(device) and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def pipelines_int8(device: torch.device) -> bool:
+    """Whether kernels with waits of their own (Gluon) run, on the matrix instructions of compute capability 9.0."""
+    known = importlib.util.find_spec("triton.experimental") and importlib.util.find_spec("triton.experimental.gluon")
+    return bool(known) and speaks_ptx(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @functools.cache

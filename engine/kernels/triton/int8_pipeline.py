@@ -7,8 +7,6 @@ with the instructions of compute capability 9.0; scaled_gemm.py computes the sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from triton.experimental import gluon
@@ -23,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.kernels.triton.device import locks_of
+from engine.kernels.triton.scaled_tiles import PipeTiles
 
 BLOCK_K = 128
 
@@ -136,17 +135,6 @@ def _pipeline_kernel(
             result = (result.to(gl.float32) + added[None, :]).to(out.dtype.element_ty)
         mask = (m < rows)[:, None] & (n < columns)[None, :]
         gl.store(out + m.to(gl.int64)[:, None] * columns + n[None, :], result, mask=mask)
-
-
-@dataclass(frozen=True, slots=True)
-class PipeTiles:
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-    group_m: int = 8
-    splits: int = 1
-    undivided: int = 0  # tiles that are not split, the first ones
 
 
 def pipelined(

@@ -7,14 +7,18 @@ Where the device copies tiles by descriptors, threads compute no addresses: a pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.triton.device import MAX_LOCKS, copies_tiles, locks_of, units_of
+from engine.kernels.triton.device import MAX_LOCKS, locks_of
+from engine.kernels.triton.scaled_tiles import LEAST_PART, PipeTiles, ScaledTiles, usual_tiles
+
+try:
+    from engine.kernels.triton.int8_pipeline import pipelined
+except ImportError:  # a Triton without the means: usual_tiles asks for it nowhere then
+    pipelined = None  # type: ignore[assignment]
 
 
 @triton.jit
@@ -132,20 +136,6 @@ def _scaled_gemm_kernel(
         tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledTiles:
-    block_m: int
-    block_n: int
-    block_k: int
-    warps: int
-    stages: int
-    group_m: int = 8
-    splits: int = 1
-    described: bool = False  # copied by descriptors, where rows begin at multiples of 16 bytes
-    undivided: int = 0  # tiles that are not split, the first ones
-    turned: bool = False  # block_m is of the weight's rows, block_n of the activations'
-
-
 def scaled_gemm(
     a: torch.Tensor,
     w: torch.Tensor,
@@ -155,7 +145,7 @@ def scaled_gemm(
     bias: torch.Tensor | None = None,
     a_outliers: torch.Tensor | None = None,
     w_outliers: torch.Tensor | None = None,
-    tiles: ScaledTiles | None = None,
+    tiles: ScaledTiles | PipeTiles | None = None,
 ) -> torch.Tensor:
     """The product of codes, times both multipliers, plus that of the outlier columns and the bias.
 
@@ -163,7 +153,12 @@ def scaled_gemm(
         [N, K/128] of E4M3; a_outliers [M, k] and w_outliers [N, k], k a power of two from 16 on -> [M, N] in dtype
     """
     blocks = a_scales.shape[1] > 1
-    tiles = tiles or usual_tiles(a.device, a.shape[0], w.shape[0], blocks=blocks)
+    if tiles is None:
+        whole = a.dtype == torch.int8 and all(_describable(codes) for codes in (a, w))
+        tiles = usual_tiles(a.device, a.shape[0], w.shape[0], a.shape[1], blocks=blocks, whole=whole)
+    if isinstance(tiles, PipeTiles):
+        assert pipelined is not None
+        return pipelined(a, w, a_scales, w_scales, dtype, bias, a_outliers, w_outliers, tiles)
     out = torch.empty(a.shape[0], w.shape[0], dtype=dtype, device=a.device)
     kept = 0 if a_outliers is None else a_outliers.shape[1]
     if tiles.turned:
@@ -197,67 +192,3 @@ def scaled_gemm(
 
 def _describable(codes: torch.Tensor) -> bool:
     return codes.shape[1] % 16 == 0 and codes.data_ptr() % 16 == 0 and codes.stride(1) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A tile, and how long 1, 2, ... of its programs at once take a unit for 4,096 of K; only the ratios count."""
-
-    tile: ScaledTiles
-    turn: tuple[float, ...]  # as many as fit a unit
-
-    def cost(self, rows: int, columns: int, units: int) -> float:
-        """Of the unit that is busy longest."""
-        each = -(-self.count(rows, columns) // units)
-        fit = len(self.turn)
-        return self.turn[each - 1] if each <= fit else -(-each // fit) * self.turn[-1]
-
-    def count(self, rows: int, columns: int) -> int:
-        return -(-rows // self.tile.block_m) * -(-columns // self.tile.block_n)
-
-
-# Microseconds measured on an H200. Several programs a unit hide each other's waits.
-CHOICES = (
-    Choice(ScaledTiles(128, 256, 128, 8, 3), (31.2,)),
-    Choice(ScaledTiles(256, 128, 128, 8, 3), (31.2,)),
-    Choice(ScaledTiles(128, 128, 128, 8, 4), (17.5,)),
-    Choice(ScaledTiles(128, 64, 128, 4, 3), (17.5, 18.0, 26.0)),
-    Choice(ScaledTiles(64, 64, 128, 4, 4), (11.0, 13.0, 17.0)),
-)
-DESCRIBED = (
-    Choice(ScaledTiles(128, 128, 128, 4, 3, described=True), (18.3, 26.4)),
-    Choice(ScaledTiles(128, 64, 128, 4, 3, described=True), (17.5, 17.6, 24.4)),
-    Choice(ScaledTiles(64, 128, 128, 4, 4, described=True), (12.7, 16.4)),
-    Choice(ScaledTiles(64, 128, 256, 4, 3, described=True), (11.7,)),
-    Choice(ScaledTiles(64, 64, 128, 4, 4, described=True), (11.0, 12.1, 15.5)),
-)
-# With multipliers of blocks a part is summed by itself: two sets of sums of larger tiles do not fit the registers.
-IN_BLOCKS = (
-    Choice(ScaledTiles(64, 128, 128, 4, 4), (19.8, 27.0)),
-    Choice(ScaledTiles(64, 64, 128, 4, 4), (14.0, 17.0, 20.0)),
-)
-SPLIT_BELOW = 0.5  # tiles a unit: with more, writing the parts costs what the idle units would gain
-MAX_SPLITS = 4
-LEAST_PART = 2048  # numbers of K in a part
-FEW_SPLIT = 16384  # columns below which few rows leave units idle
-
-
-def usual_tiles(device: torch.device, rows: int, columns: int, *, blocks: bool = False) -> ScaledTiles:
-    """scaled_tiles, for what a device is and can."""
-    return scaled_tiles(rows, columns, units_of(device), described=copies_tiles(device), blocks=blocks)
-
-
-def scaled_tiles(
-    rows: int, columns: int, units: int = 132, *, described: bool = False, blocks: bool = False
-) -> ScaledTiles:
-    """The tile with which the busiest of a device's units is done first, its K in parts where tiles are few."""
-    if rows <= 32:
-        # The weight's rows are as many as the matrix units want, the activations' few.
-        few = ScaledTiles(64, 16 if rows <= 16 else 32, 256, 4, 4, described=described, turned=True)
-        return replace(few, splits=2 if columns < FEW_SPLIT else 1)
-    choices = IN_BLOCKS if blocks else DESCRIBED if described else CHOICES
-    best = min(choices, key=lambda choice: choice.cost(rows, columns, units))
-    tile, count = replace(best.tile, described=described), best.count(rows, columns)
-    if count >= SPLIT_BELOW * units:
-        return tile
-    return replace(tile, splits=max(1, min(MAX_SPLITS, 2 * units // count)))

@@ -14,8 +14,9 @@ from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from engine.kernels.triton import int8_pipeline  # noqa: E402
 from engine.kernels.triton.device import copies_tiles  # noqa: E402
-from engine.kernels.triton.int8_pipeline import BLOCK_K, PipeTiles, pipelined  # noqa: E402
+from engine.kernels.triton.int8_pipeline import BLOCK_K, pipelined  # noqa: E402
 from engine.kernels.triton.scaled_gemm import scaled_gemm  # noqa: E402
+from engine.kernels.triton.scaled_tiles import PipeTiles  # noqa: E402
 
 POINTERS = {
     "a_scales": "*fp32", "w_scales": "*fp32", "bias": "*bf16", "out": "*bf16", "parts": "*i32", "locks": "*i32",

@@ -13,7 +13,8 @@ from engine.kernels.triton import quantise_rows as rows_of  # noqa: E402
 from engine.kernels.triton.coded_rows import linear_int8  # noqa: E402
 from engine.kernels.triton.quant_linear import pack  # noqa: E402
 from engine.kernels.triton.quantise_rows import outlier_columns, quantise_rows  # noqa: E402
-from engine.kernels.triton.scaled_gemm import ScaledTiles, scaled_gemm, scaled_tiles  # noqa: E402
+from engine.kernels.triton.scaled_gemm import scaled_gemm  # noqa: E402
+from engine.kernels.triton.scaled_tiles import ScaledTiles, scaled_tiles  # noqa: E402
 from engine.quant.encode import encode, encode_mixed  # noqa: E402
 
 MODES = {"plain": rows_of.PLAIN, "norm": rows_of.NORM, "add_norm": rows_of.ADD_NORM, "silu": rows_of.SILU, "gelu": 4}
