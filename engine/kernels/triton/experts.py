@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.attention_tiles import shared_bytes
 from engine.quant.expert_stack import ExpertStack
 
 FEW_PAIRS = 32  # up to here a weight's row is read once a pair, which L2 absorbs
@@ -273,7 +274,8 @@ def _many(
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     parts = torch.empty(pairs, depth, dtype=torch.float32 if x.dtype == torch.float32 else x.dtype, device=x.device)
     steps = count.bit_length() + 1
-    block_n, block_k, warps, stages = (64, 128, 4, 3) if block_m <= 32 else (128, 64, 8, 3)
+    block_n, block_k, warps = (64, 128, 4) if block_m <= 32 else (128 if x.element_size() <= 2 else 64, 64, 8)
+    stages = stages_of((block_m + 2 * block_n) * block_k * x.element_size(), x.device)
     _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
         x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
         *found.tensors, count, width, depth, ids.shape[1], activation, gate_up_bias is not None,
@@ -285,6 +287,11 @@ def _many(
         block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return parts.view(tokens, ids.shape[1], depth).sum(dim=1)
+
+
+def stages_of(tile_bytes: int, device: torch.device) -> int:
+    """Tiles in flight, three at most, as far as a program's shared memory holds them."""
+    return max(1, min(3, shared_bytes(device) // tile_bytes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from engine.kernels import reference_experts
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.decode import CODE_NUMBERS, CORRECTIONS, INPUTS, ONE_BITS, SCALE_NUMBERS, _scale
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
-from engine.kernels.triton.experts import ACTIVATIONS, FEW_PAIRS, _gated, _tile_rows, sorted_pairs
+from engine.kernels.triton.experts import ACTIVATIONS, FEW_PAIRS, _gated, _tile_rows, sorted_pairs, stages_of
 from engine.kernels.triton.quant_gemm import _numbers
 from engine.kernels.triton.quant_gemv import column_sums, form_of, words_of
 from engine.kernels.triton.quant_linear import takes
@@ -303,16 +303,18 @@ def _many(
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     parts = torch.empty(pairs, depth, dtype=x.dtype, device=x.device)
     block_n, block_k, warps = 64, 128, 4 if found.block_m <= 64 else 8
+    # Of half bytes a tile of codes meets two half tiles of activations.
+    stages = stages_of(found.block_m * block_k * x.element_size() + block_n * block_k, x.device)
     steps = count.bit_length() + 1
     _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
         x, *_bytes(gate_up), inner if gate_up_bias is None else gate_up_bias, inner, *found.tensors,
         count, width, depth, gate_up.scales.shape[1], ids.shape[1], activation, gate_up_bias is not None,
-        *_many_form(gate_up, x), found.block_m, block_n, block_k, steps, num_warps=warps, num_stages=3,
+        *_many_form(gate_up, x), found.block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     _down_kernel[(found.tiles, triton.cdiv(depth, block_n))](
         inner, *_bytes(down), inner if down_bias is None else down_bias, weights, parts, *found.tensors,
         count, depth, width, down.scales.shape[1], down_bias is not None,
-        *_many_form(down, x), found.block_m, block_n, block_k, steps, num_warps=warps, num_stages=3,
+        *_many_form(down, x), found.block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return parts
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.devices.upload import BUFFER_BYTES, upload
+from engine.devices.upload import upload
+from engine.devices.uploader import BUFFER_BYTES
 
 pytestmark = [
     pytest.mark.device,
