@@ -26,7 +26,7 @@ def test_every_state_has_its_ways_out() -> None:
     assert all(state not in EDGES[state] for state in WorkerState)
 
 
-@pytest.mark.parametrize(("now", "then"), [(now, then) for now in EDGES for then in EDGES[now]])
+@pytest.mark.parametrize(("now", "then"), [(now, then) for now in EDGES for then in sorted(EDGES[now])])
 def test_every_edge_has_a_test(now: WorkerState, then: WorkerState) -> None:
     """A test of the supervisor is named after each edge, as test_<from>_to_<to>_when_..."""
     tests = "".join(path.read_text() for path in HERE.glob("test_supervisor*.py"))
