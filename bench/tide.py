@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -43,17 +44,24 @@ from bench.tide_plot import plot
 
 CROWD = 96  # requests that the rate is found with ...
 SPREAD = 5  # ... every fifth of the day's: a trace has stretches of long and of short ones
+WORDS = (
+    "time way year work government day man world life part house course case system place end group company party "
+    "information school fact money point example state business night area water thing family head hand order john "
+    "side home development week power country council use service room market problem court lot war police interest "
+    "car law road form face education policy research sort office body person health mother question period name"
+).split()
 PLANS = ("tide-latency", "tide-throughput")
 LIMITS = ("--max-concurrency", "10000", "--requests-per-minute", "1000000", "--tokens-per-day", "1000000000")
 
 
 def request_of(key: str, arrival: Arrival) -> bytes:
-    """Each prompt begins differently: nothing of it is cached."""
+    """Each prompt is another one, the same in every run: nothing of it is cached, and no word is easy to guess."""
+    words = " ".join(random.Random(arrival.at_s).choices(WORDS, k=arrival.prompt_words))
     body = json.dumps(
         {
             "model": MODEL, "stream": True, "max_tokens": arrival.output_tokens, "ignore_eos": True, "temperature": 0,
             "stream_options": {"include_usage": True},
-            "messages": [{"role": "user", "content": f"{arrival.at_s} " + "tide " * arrival.prompt_words}],
+            "messages": [{"role": "user", "content": words}],
         }
     ).encode()  # fmt: skip
     head = (
