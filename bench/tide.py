@@ -49,14 +49,14 @@ WORDS = (
     "information school fact money point example state business night area water thing family head hand order john "
     "side home development week power country council use service room market problem court lot war police interest "
     "car law road form face education policy research sort office body person health mother question period name"
-).split()
+)
 PLANS = ("tide-latency", "tide-throughput")
 LIMITS = ("--max-concurrency", "10000", "--requests-per-minute", "1000000", "--tokens-per-day", "1000000000")
 
 
 def request_of(key: str, arrival: Arrival) -> bytes:
     """Each prompt is another one, the same in every run: nothing of it is cached, and no word is easy to guess."""
-    words = " ".join(random.Random(arrival.at_s).choices(WORDS, k=arrival.prompt_words))
+    words = " ".join(random.Random(arrival.at_s).choices(WORDS.split(), k=arrival.prompt_words))
     body = json.dumps(
         {
             "model": MODEL, "stream": True, "max_tokens": arrival.output_tokens, "ignore_eos": True, "temperature": 0,
