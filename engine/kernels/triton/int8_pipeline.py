@@ -12,7 +12,6 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -37,7 +36,8 @@ def _fetch(a, w, a_tiles, w_tiles, ready, slot, first_m, first_n, block, exists,
 
 @gluon.jit
 def _pipeline_kernel(
-    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, parts, locks, rows, columns, depth, undivided,
+    a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, parts, locks, rows, columns, depth, out_stride,
+    undivided,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
     SPLITS: gl.constexpr, KEPT: gl.constexpr, HAS_BIAS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -89,41 +89,40 @@ def _pipeline_kernel(
     counts = warpgroup_mma_wait(num_outstanding=0, deps=(counts,))
     for stage in gl.static_range(STAGES):
         mbarrier.invalidate(ready.index(stage))
+    if KEPT > 0:
+        # On their way while parts are added.
+        kept_tile = gl.allocate_shared_memory(a_outliers.dtype, [BLOCK_M, KEPT], a_outliers.layout)
+        beside_tile = gl.allocate_shared_memory(w_outliers.dtype, [BLOCK_N, KEPT], w_outliers.layout)
+        come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(come, count=1)
+        mbarrier.expect(come, a_outliers.block_type.nbytes + w_outliers.block_type.nbytes)
+        tma.async_copy_global_to_shared(a_outliers, [first_m, 0], come, kept_tile)
+        tma.async_copy_global_to_shared(w_outliers, [first_n, 0], come, beside_tile)
+    m_whole = gl.arange(0, BLOCK_M, gl.SliceLayout(1, whole))
+    n_whole = gl.arange(0, BLOCK_N, gl.SliceLayout(0, whole))
     last = True
     if SPLITS > 1:
         last = program < undivided
         if program >= undivided:
             # The program that ends last adds all parts; whole numbers are exact in any order.
-            part_m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, wide))[:, None] * BLOCK_N
-            within = part_m + gl.arange(0, BLOCK_N, gl.SliceLayout(0, wide))[None, :]
+            within = m_whole[:, None] * BLOCK_N + n_whole[None, :]
             part_at = parts + (tile - undivided).to(gl.int64) * (SPLITS * BLOCK_M * BLOCK_N) + within
-            mine = gl.convert_layout(counts, wide)
-            gl.store(part_at + split * (BLOCK_M * BLOCK_N), mine)
+            gl.store(part_at + split * (BLOCK_M * BLOCK_N), counts)
             gl.thread_barrier()
             last = gl.atomic_add(locks + (tile - undivided), 1, sem="acq_rel") == SPLITS - 1
             if last:
                 for other in gl.static_range(1, SPLITS):
                     turn = (split + other) % SPLITS
-                    mine += gl.load(part_at + turn * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
-                counts = gl.convert_layout(mine, whole)
+                    counts += gl.load(part_at + turn * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
                 gl.store(locks + (tile - undivided), 0)
+    if KEPT > 0:
+        mbarrier.wait(come, 0)
+        mbarrier.invalidate(come)
     if last:
-        m = first_m + gl.arange(0, BLOCK_M, gl.SliceLayout(1, whole))
-        n = first_n + gl.arange(0, BLOCK_N, gl.SliceLayout(0, whole))
         total = counts.to(gl.float32)
-        total *= gl.load(a_scales + gl.minimum(m, rows - 1))[:, None]
-        total *= gl.load(w_scales + gl.minimum(n, columns - 1))[None, :]
+        total *= gl.load(a_scales + gl.minimum(first_m + m_whole, rows - 1))[:, None]
+        total *= gl.load(w_scales + gl.minimum(first_n + n_whole, columns - 1))[None, :]
         if KEPT > 0:
-            kept_tile = gl.allocate_shared_memory(a_outliers.dtype, [BLOCK_M, KEPT], a_outliers.layout)
-            beside_tile = gl.allocate_shared_memory(w_outliers.dtype, [BLOCK_N, KEPT], w_outliers.layout)
-            come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-            mbarrier.init(come, count=1)
-            fence_async_shared()
-            mbarrier.expect(come, a_outliers.block_type.nbytes + w_outliers.block_type.nbytes)
-            tma.async_copy_global_to_shared(a_outliers, [first_m, 0], come, kept_tile)
-            tma.async_copy_global_to_shared(w_outliers, [first_n, 0], come, beside_tile)
-            mbarrier.wait(come, 0)
-            mbarrier.invalidate(come)
             halves: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, min(BLOCK_N, 128), 16])
             total = gl.convert_layout(total, halves)
             total = warpgroup_mma(kept_tile, beside_tile.permute((1, 0)), total)
@@ -134,7 +133,7 @@ def _pipeline_kernel(
             added = gl.load(bias + gl.minimum(n, columns - 1)).to(gl.float32)
             result = (result.to(gl.float32) + added[None, :]).to(out.dtype.element_ty)
         mask = (m < rows)[:, None] & (n < columns)[None, :]
-        gl.store(out + m.to(gl.int64)[:, None] * columns + n[None, :], result, mask=mask)
+        gl.store(out + m.to(gl.int64)[:, None] * out_stride + n[None, :], result, mask=mask)
 
 
 def pipelined(
@@ -149,8 +148,24 @@ def pipelined(
     tiles: PipeTiles,
 ) -> torch.Tensor:
     """scaled_gemm of int8 codes, whose rows begin at multiples of 16 bytes. Shapes: as scaled_gemm"""
+    out = torch.empty(a.shape[0], w.shape[0], dtype=dtype, device=a.device)
+    first = 0
+    for one, end in ((tiles, tiles.columns or w.shape[0]), (tiles.rest, w.shape[0])):
+        if one is None or first == end:
+            continue
+        beside = None if w_outliers is None else w_outliers[first:end]
+        added = None if bias is None else bias[first:end]
+        _launch(a, w[first:end], a_scales, w_scales[first:end], out[:, first:end], added, a_outliers, beside, one)
+        first = end
+    return out
+
+
+def _launch(
+    a: torch.Tensor, w: torch.Tensor, a_scales: torch.Tensor, w_scales: torch.Tensor, out: torch.Tensor,
+    bias: torch.Tensor | None, a_outliers: torch.Tensor | None, w_outliers: torch.Tensor | None, tiles: PipeTiles,
+) -> None:  # fmt: skip
+    """Mutates: out"""
     (rows, depth), columns, device = a.shape, w.shape[0], a.device
-    out = torch.empty(rows, columns, dtype=dtype, device=device)
     num_tiles = triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n)
     splits = min(tiles.splits, triton.cdiv(depth, BLOCK_K))
     parted = 0 if splits == 1 else max(0, num_tiles - tiles.undivided)
@@ -162,11 +177,10 @@ def pipelined(
         _described(a, tiles.block_m, BLOCK_K), _described(w, tiles.block_n, BLOCK_K), a_scales, w_scales,
         a if a_outliers is None else _described(a_outliers, tiles.block_m, kept),
         w if w_outliers is None else _described(w_outliers, tiles.block_n, kept),
-        a if bias is None else bias, out, parts, locks_of(device), rows, columns, depth, num_tiles - parted,
-        tiles.block_m, tiles.block_n, BLOCK_K, tiles.stages, tiles.group_m, splits if parted else 1, kept,
-        bias is not None, tiles.warps, num_warps=tiles.warps,
+        a if bias is None else bias, out, parts, locks_of(device), rows, columns, depth, out.stride(0),
+        num_tiles - parted, tiles.block_m, tiles.block_n, BLOCK_K, tiles.stages, tiles.group_m,
+        splits if parted else 1, kept, bias is not None, tiles.warps, num_warps=tiles.warps,
     )  # fmt: skip
-    return out
 
 
 def _described(matrix: torch.Tensor, height: int, width: int) -> TensorDescriptor:

@@ -34,6 +34,8 @@ class PipeTiles:
     group_m: int = 8
     splits: int = 1
     undivided: int = 0  # tiles that are not split, the first ones
+    columns: int = 0  # that have these tiles, 0 for all; the rest, which would leave most units idle, has others
+    rest: PipeTiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
