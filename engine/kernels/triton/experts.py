@@ -275,7 +275,8 @@ def _many(
     parts = torch.empty(pairs, depth, dtype=torch.float32 if x.dtype == torch.float32 else x.dtype, device=x.device)
     steps = count.bit_length() + 1
     block_n, block_k, warps = (64, 128, 4) if block_m <= 32 else (128 if x.element_size() <= 2 else 64, 64, 8)
-    stages = stages_of((block_m + 2 * block_n) * block_k * x.element_size(), x.device)
+    copies = 2 if block_m > 32 and x.element_size() > 2 else 1  # such products read numbers of 32 bits turned around
+    stages = stages_of(copies * (block_m + 2 * block_n) * block_k * x.element_size(), x.device)
     _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
         x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
         *found.tensors, count, width, depth, ids.shape[1], activation, gate_up_bias is not None,

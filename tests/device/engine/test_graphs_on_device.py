@@ -27,7 +27,7 @@ BORDERS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49)
 def engine(folder: Path, graphs: bool, kv_dtype: str) -> BuiltEngine:
     knobs = Knobs(max_running=MOST, token_budget=4096, prefill_chunk=512, prefix_cache=False)
     config = WorkerConfig(
-        "w", "tiny", str(folder), "", device="cuda:0", dtype="float32", kv_bytes=1 << 28, max_context_tokens=128,
+        "w", "tiny", str(folder), "", device="cuda:0", dtype="float32", kv_bytes=1 << 28, max_context_tokens=512,
         knobs=knobs, kv_dtype=kv_dtype,
     )  # fmt: skip
     built = build_engine(config, lambda stage, done, total: None)
