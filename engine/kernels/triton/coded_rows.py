@@ -2,7 +2,7 @@
 
 How it comes depends on how many rows there are, since kernels for few rows read other things than those for many:
 
-    FINE      int8 codes as the whole numbers that quant_dots reads
+    FINE      codes, or what they say, as the whole numbers that quant_dots reads
     NUMBERS   what E4M3 codes say, as numbers of the activations' type, for kernels that read such
     CODES     codes and multipliers, for eight-bit matrix units
 
@@ -13,7 +13,7 @@ writes is bit for bit what rounding the unfused op's output gives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -23,6 +23,7 @@ from engine.kernels.registry import CodedInput
 from engine.kernels.triton import fp4_native, fp8_rows, quant_dots
 from engine.kernels.triton.few_codes import Fine
 from engine.kernels.triton.few_rows import MAX_ROWS, of_fine
+from engine.kernels.triton.fine_rows import FineForm
 from engine.kernels.triton.quant_linear import PackedLinear, linear, product_fp8
 from engine.kernels.triton.quantise_rows import ADD_NORM, GELU, NORM, SILU, QuantRows, fine_int8, quantise_rows
 from engine.kernels.triton.rounded_rows import rounded, rounded_gate, rounded_norm
@@ -79,6 +80,8 @@ def takes_fp4(packed: PackedLinear) -> bool:
 
 
 def form_fp4(count: int, packed: PackedLinear) -> Form:
+    if count <= MAX_ROWS and quant_dots.takes(packed.weight):
+        return Form.FINE
     return Form.NUMBERS if count < fp4_native.NATIVE_ROWS else Form.CODES
 
 
@@ -98,7 +101,7 @@ class EightBits:
         if form is Form.NUMBERS:
             return rounded(x)
         if form is Form.FINE:
-            return Fine(fine_int8(x)[0], x.dtype)
+            return Fine(fine_int8(x)[0] if self.code == "int8" else _fine_fp8(packed).rows(x), x.dtype)
         return Rows(quantise_rows(x, self.code, kept=packed.kept, group=_group(packed))[0], x.dtype)
 
     def norm(
@@ -108,8 +111,14 @@ class EightBits:
         form, mode = self.form(x.shape[0], packed), NORM if residual is None else ADD_NORM
         if form is Form.NUMBERS:
             return rounded_norm(x, residual, weight, eps)
-        if form is Form.FINE:
+        if form is Form.FINE and self.code == "int8":
             fine, total = fine_int8(x, mode=mode, weight=weight, eps=eps, residual=residual)
+            return Fine(fine, x.dtype), total
+        if form is Form.FINE and residual is None:
+            return Fine(_fine_fp8(packed).rms_norm(x, weight, eps), x.dtype), None
+        if form is Form.FINE:
+            assert residual is not None
+            fine, total = _fine_fp8(packed).add_rms_norm(x, residual, weight, eps)
             return Fine(fine, x.dtype), total
         found, total = quantise_rows(
             x, self.code, mode=mode, weight=weight, eps=eps, residual=residual, kept=packed.kept, group=_group(packed)
@@ -120,8 +129,10 @@ class EightBits:
         form, mode = self.form(gate_up.shape[0], packed), GATES[activation]
         if form is Form.NUMBERS:
             return rounded_gate(gate_up, activation)
-        if form is Form.FINE:
+        if form is Form.FINE and self.code == "int8":
             return Fine(fine_int8(gate_up, mode=mode)[0], gate_up.dtype)
+        if form is Form.FINE:
+            return Fine(_fine_fp8(packed).gate(gate_up, activation), gate_up.dtype)
         found, _ = quantise_rows(gate_up, self.code, mode=mode, kept=packed.kept, group=_group(packed))
         return Rows(found, gate_up.dtype)
 
@@ -147,6 +158,10 @@ class EightBits:
 
     def input(self) -> CodedInput:
         return CodedInput(self.wants, self.norm, self.gate, self.run)
+
+
+def _fine_fp8(packed: PackedLinear) -> FineForm:
+    return replace(quant_dots.form(packed.weight), rounded=True)
 
 
 def _group(packed: PackedLinear) -> int:

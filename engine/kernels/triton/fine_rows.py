@@ -15,7 +15,7 @@ A row can come straight from the norm or the gate before, in one kernel, where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import triton
@@ -25,6 +25,7 @@ from engine.kernels.triton.chained import chains, launch, let_next_start, wait_f
 from engine.kernels.triton.device import speaks_ptx
 from engine.kernels.triton.half_dots import _apart
 from engine.kernels.triton.norms import gated
+from engine.kernels.triton.rounded_rows import four_digits
 
 CHUNK = 32  # numbers that share a multiplier
 CHUNKS_A_PROGRAM = 8
@@ -72,7 +73,7 @@ def _two_of(words):
 
 @triton.jit
 def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr, MINGLED: tl.constexpr,
-                PTX: tl.constexpr):  # fmt: skip
+                ROUNDED: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """values: [numbers, parts, C] float32 as _numbers has them, nothing but zeros beyond the width.
 
     All that is stored has the shape of parts and chunks, so that each thread stores what it has.
@@ -81,6 +82,8 @@ def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.conste
     PARTS: tl.constexpr = 32 // INNER
     CHUNKS: tl.constexpr = chunks.shape[0]
     lanes = width // LANE
+    if ROUNDED:
+        values = four_digits(values)
     finite = tl.abs(values) < float("inf")
     values = tl.where(finite, values, 0.0)
     largest = tl.max(tl.max(tl.abs(values), axis=0), axis=0, keep_dims=True)
@@ -137,7 +140,7 @@ def _is_half(half, CHUNKS: tl.constexpr):
 def _fine_kernel(
     x, codes, scales, sums, x_stride, width,
     GATE: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
-    PTX: tl.constexpr, CHAINED: tl.constexpr,
+    ROUNDED: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """GATE: 0 takes rows, 1 and 2 the silu or gelu gate of rows twice as wide."""
     if CHAINED:
@@ -152,14 +155,14 @@ def _fine_kernel(
         up = tl.load(x + row * x_stride + width + k, mask=mask, other=0.0).to(tl.float32)
         # As the gate's own kernel stores it.
         values = gated(values, up, GATE == 2).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED, PTX)
+    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED, ROUNDED, PTX)
 
 
 @triton.jit
 def _norm_fine_kernel(
     x, residual, weight, total_out, codes, scales, sums, x_stride, width, eps,
     ADDED: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
-    PTX: tl.constexpr, CHAINED: tl.constexpr,
+    ROUNDED: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A program a row. ADDED: the residual is added before, and the sum stored."""
     row = tl.program_id(0).to(tl.int64)
@@ -177,7 +180,7 @@ def _norm_fine_kernel(
     values = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / width + eps)
     normed = (values * scale * weights).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED, PTX)
+    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED, ROUNDED, PTX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,7 @@ class FineForm:
 
     lane: int  # numbers of one: 16 or 8
     mingled: bool = False  # low and high halves of bytes in turn
+    rounded: bool = field(default=False, compare=False)  # to what E4M3 holds, before
 
     def rows(self, x: torch.Tensor) -> FineRows:
         """Shapes: x [M, K], K a multiple of 32"""
@@ -228,7 +232,7 @@ class FineForm:
         if rows.count:
             _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
                 x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
-                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device),
+                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, self.rounded, speaks_ptx(x.device), chains(x.device),
                 num_warps=1, **launch(x.device),
             )  # fmt: skip
         return rows
@@ -242,6 +246,6 @@ class FineForm:
         chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
         _norm_fine_kernel[(rows.count,)](
             x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
-            added, chunks, self.lane, self.mingled, speaks_ptx(x.device), chains(x.device),
+            added, chunks, self.lane, self.mingled, self.rounded, speaks_ptx(x.device), chains(x.device),
             num_warps=16 if chunks >= 128 else 4, **launch(x.device),
         )  # fmt: skip
