@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from bench.provenance import provenance
-from bench.random_weights import random_weights
+from bench.random_weights import mxfp4, random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from bench.steadiness import longest_gap, steady_allocations
 from bench.step_parts import profiled_decode, profiled_prefill
@@ -132,6 +132,9 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
         )
 
 
+MXFP4 = "mxfp4"  # what checkpoints may have, and loading does not round to
+
+
 def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
     """The engine with a file's weights, or a shape's random ones. Raises: BayardError."""
     shape = SHAPES.get(arguments.model)
@@ -149,7 +152,7 @@ def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
         device=arguments.device,
         dtype=arguments.dtype,
         activation=arguments.activation,
-        weights=arguments.weights,
+        weights="fp4" if arguments.weights == MXFP4 else arguments.weights,
         kv_tokens=arguments.kv_tokens,
         kv_bytes=arguments.kv_bytes,
         max_context_tokens=arguments.context,
@@ -163,7 +166,7 @@ def build(arguments: argparse.Namespace, folder: Path) -> BuiltEngine:
         ),
     )
     weights = nullcontext() if shape is None else random_weights(open_device(arguments.device).torch_device)
-    with weights:
+    with weights, mxfp4() if arguments.weights == MXFP4 else nullcontext():
         return build_engine(config, lambda stage, done, total: None)
 
 
@@ -179,7 +182,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--do", default="latency,throughput", type=lambda text: text.split(","))
     add("--dtype", default="auto")
     add("--activation", default="exact", choices=("exact", "int8", "fp8"))
-    add("--weights", default="stored", choices=tuple(WeightPrecision), help="what matrices are rounded to at load")
+    add("--weights", default="stored", choices=(*WeightPrecision, MXFP4), help="what matrices are rounded to at load")
     add("--threads", default=0, type=int, help="CPU threads; 0: all")
     add("--context", default=8192, type=int, help="longest sequence")
     add("--kv-tokens", default=0, type=int, help="KV cache; 0: what memory allows")

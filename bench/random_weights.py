@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from bench.shapes import Config, tensors_of
-from engine.models import loading
+from engine.models import loading, rounding
 from engine.models.checkpoint import MappedCheckpoint, Progress
+from engine.quant.coded_tensor import CodedTensor
+from engine.quant.encode import encode
 from engine.spec.model_spec import ModelSpec
 from engine.spec.tensor_table import Role, tensor_table
 
@@ -81,4 +83,14 @@ def random_weights(device: torch.device) -> Iterator[None]:
         return RandomCheckpoint(spec, progress, device)
 
     with patch.object(loading, "MappedCheckpoint", make):
+        yield
+
+
+@contextmanager
+def mxfp4() -> Iterator[None]:
+    """Within it, what is rounded to FP4 has powers of two as multipliers of 32 numbers, as MXFP4 checkpoints have."""
+    def made(wide: Tensor, kind: str, group: int | None = None, *, asymmetric: bool = False) -> CodedTensor:
+        return encode(wide, "fp4_mx" if kind == "fp4_nv" else kind, group, asymmetric=asymmetric)
+
+    with patch.object(rounding, "encode", made):
         yield
