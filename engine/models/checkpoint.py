@@ -83,7 +83,8 @@ class MappedCheckpoint:
             raw = self._bytes(info)
             rows = prod(info.shape[:-1])
             return QuantTensor(info.dtype, raw.view(rows, -1), (rows, info.shape[-1]))
-        return self._tensor(info, dtype).view((-1, info.shape[-1]) if len(info.shape) > 1 else info.shape)
+        found = self._tensor(info, dtype)
+        return found.view(-1, info.shape[-1]) if len(info.shape) > 2 else found
 
     def _coded(self, parts: dict[str, TensorInfo], module: str, shape: tuple[int, ...]) -> Weight:
         scheme = None if self._quantisation is None else self._quantisation.scheme_of(module)
