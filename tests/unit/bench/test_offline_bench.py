@@ -6,10 +6,14 @@ import json
 from math import prod
 
 import pytest
+import torch
 
 from bench import offline
+from bench.random_weights import mxfp4
 from bench.shapes import SCALES, SHAPES, scaled, tensors_of, write_shape
+from engine.models.rounding import Rounding
 from engine.spec import read_spec
+from engine.spec.precision import WeightPrecision
 
 QUICK = [
     *("--scale", "tiny", "--batches", "1,2", "--prompt", "8", "--outputs", "2,4", "--prefills", "16", "--nreq", "3"),
@@ -74,3 +78,11 @@ def test_offline_request_that_cannot_run_is_no_figure(capsys):
     quick = [word if word != "16" else "600" for word in QUICK]
     assert offline.main(["--model", "llama-8b", *quick]) == 1
     assert "refused" in capsys.readouterr().out
+
+
+def test_fp4_is_made_mxfp4_within_its_context_alone() -> None:
+    rounding = Rounding(WeightPrecision.FP4)
+    weight = torch.randn(4, 64)
+    with mxfp4():
+        within = rounding.coded(weight, "down", 0)
+    assert (within.kind, rounding.coded(weight, "down", 0).kind) == ("fp4_mx", "fp4_nv")
