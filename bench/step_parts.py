@@ -23,8 +23,10 @@ KINDS: dict[str, tuple[str, ...]] = {
                   "fmha", "sdpa", "attention"),
     "rotation and cache": ("_rope", "_kv_write", "_write_bytes", "_write_kernel"),
     "choosing": ("_part_kernel", "_whole_kernel", "_choose_kernel", "argmax", "softmax"),
-    "norms and gates": ("_rms_norm", "_gate_kernel", "_quantise_kernel", "_norm_fine", "_fine_kernel"),
-    "products": ("gemv", "gemm", "nvjet", "cutlass", "_rows_kernel", "_dots_kernel", "splitk", "cublas", "_to_e4m3"),
+    "norms and gates": ("_rms_norm", "_gate_kernel", "_quantise_kernel", "_norm_fine", "_fine_kernel",
+                        "_round_kernel", "_round_norm"),
+    "products": ("gemv", "gemm", "nvjet", "cutlass", "_rows_kernel", "_dots_kernel", "splitk", "cublas", "_to_e4m3",
+                 "_pipeline_kernel", "_dequantise"),
     "copies": ("memcpy", "memset", "copy", "cat"),
 }  # fmt: skip
 OTHER = "other"
