@@ -19,7 +19,7 @@ from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 
 KIND, _PRECISION = "Q4_1", "int4"  # so little to read that nothing hides behind reading
 _DIM, _VOCAB = 64, 512
-_PROMPT_TOKENS, _STEPS = 8, 200
+_PROMPT_TOKENS, _STEPS = 8, 100
 _WARM_STEPS = 8
 
 
@@ -40,7 +40,7 @@ class _Shape:
 
 _LEAST = _Shape(layers=2, hidden=64, inner=128, heads=1, kv_heads=1)
 # Layers of the smallest models that people use, so many that they come from memory like the matrices of the probes.
-_SMALL = _Shape(layers=48, hidden=576, inner=1536, heads=9, kv_heads=3)
+_SMALL = _Shape(layers=36, hidden=576, inner=1536, heads=9, kv_heads=3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ DEFAULT_SECONDS = 15.0
 COMMON_KINDS = ("Q4_K", "Q8_0", "BF16", "F32", "Q6_K", "Q4_0")
 COMMON_ON_ACCELERATOR = ("BF16", "fp8", "int4", "int8", "Q4_0", "Q8_0")
 MEASURABLE = frozenset(COMPUTABLE_TYPES) | frozenset(KINDS.values()) - {"int8_mixed"}  # which reads as int8 does
+_BUSY_LOAD = 0.7  # of others
 _LOOK_S = 0.2  # how soon a cancelled calibration ends
 _START_ALLOWANCE_S = 45.0  # importing torch on a slow disk, and the probe's last measurement
 
@@ -41,6 +42,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: dict[str, str]
     left_out: list[str]
     links: LinkRates | None = None
+    load_average: float = 0.0  # when it began
     step_overhead_s: float | None = None  # None: not measured on such a device
 
 
@@ -110,6 +112,8 @@ def rates_from_probe(printed: dict[str, Any], budget: DeviceBudget) -> DeviceRat
     shipped = shipped_rates(budget)
     kinds = {kind: _kind(points) for kind, points in probe.kinds.items() if points}
     detail = f"measured with {probe.threads} threads" if probe.threads else "measured"
+    if probe.load_average > _BUSY_LOAD:
+        detail += f", while others computed (a load of {probe.load_average:.1f}): calibrate again when it is quiet"
     if probe.left_out:
         detail += f"; not measured for lack of time: {', '.join(probe.left_out)}"
     return DeviceRates(

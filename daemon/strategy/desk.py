@@ -32,6 +32,7 @@ from engine.spec.loaded import loaded_spec
 from engine.spec.model_spec import ModelSpec
 from hwdetect.machine import Machine
 
+_PROBE_BYTES, _DEVICE_PROBE_BYTES = 2 << 30, 12 << 30  # what a calibration holds of a host and of an accelerator
 AUTOMATIC = (Strategy.LATENCY, Strategy.THROUGHPUT)
 
 
@@ -240,9 +241,13 @@ class PlanningDesk:
         return changed
 
     def uncalibrated(self) -> list[str]:
-        """Usable devices that nobody has measured."""
-        usable = [budget for budget in self.planner().budgets if budget.unusable is None]
-        return [budget.device for budget in usable if self._measurements.rates(budget).source != MEASURED]
+        """Usable devices that nobody has measured and that have memory free for it now, beside what workers hold."""
+        found = []
+        for budget in budgets_of(self._detect(), self._install, drained=self.drained()):
+            needed = _PROBE_BYTES if budget.on_cpu else _DEVICE_PROBE_BYTES
+            if budget.usable_bytes >= needed and self._measurements.rates(budget).source != MEASURED:
+                found.append(budget.device)
+        return found
 
     def calibrate(
         self, seconds: float, device: str | None = None, cancelled: Callable[[], bool] = never

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import psutil
 import structlog
 
 from daemon.models.copying import Cancelled, Report
@@ -25,7 +24,6 @@ from daemon.workers.view import WorkerView
 LOOK_S = 3.0
 QUICK_LOOK_S = 0.1  # while it measures
 QUIET_LOAD = 0.3  # a core; more, and somebody else computes
-LEAST_BYTES = 2 << 30  # of host memory, for the matrices that are timed
 _AT_REST = (WorkerState.READY, WorkerState.SLEEPING, WorkerState.LATCHED)
 
 log = structlog.get_logger("bayard.strategy")
@@ -71,9 +69,9 @@ class FirstCalibration:
         """Until every device is measured, or one could not be."""
         if not self._after_s:
             return
-        while await asyncio.to_thread(self._desk.uncalibrated):
+        while devices := await asyncio.to_thread(self._desk.uncalibrated):
             if self.is_time():
-                ended = await self._measure()
+                ended = await self._measure(devices)
                 if ended.state is not OperationState.CANCELLED:
                     told = ended.error.message if ended.error is not None else "measured"
                     log.info("first_calibration", state=ended.state.value, told=told)
@@ -96,10 +94,13 @@ class FirstCalibration:
         busy = any(view.inflight or view.state not in _AT_REST for view in views)
         return busy or before != self._seen
 
-    async def _measure(self) -> Operation:
+    async def _measure(self, devices: list[str]) -> Operation:
         def work(report: Report, cancelled: Cancelled) -> dict[str, Any]:
-            report(ImportProgress("measuring", "every device", 0, 0))
-            return {"devices": [rates.to_json() for rates in self._desk.calibrate(DEFAULT_SECONDS, None, cancelled)]}
+            found = []
+            for device in devices:
+                report(ImportProgress("measuring", device, 0, 0))
+                found += self._desk.calibrate(DEFAULT_SECONDS / len(devices), device, cancelled)
+            return {"devices": [rates.to_json() for rates in found]}
 
         operation = self._operations.start("calibrate", "machine, for the first time", work)
         while not (operation := self._operations.get(operation.id)).ended:
@@ -112,4 +113,4 @@ class FirstCalibration:
 
 def machine_is_quiet() -> bool:
     cores = len(os.sched_getaffinity(0))
-    return os.getloadavg()[0] < QUIET_LOAD * cores and psutil.virtual_memory().available > LEAST_BYTES
+    return os.getloadavg()[0] < QUIET_LOAD * cores

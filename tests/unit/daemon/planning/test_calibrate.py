@@ -57,6 +57,8 @@ def test_answer_becomes_rates_and_says_what_was_left_out() -> None:
     assert "F32" in rates.detail
     assert rates.step_overhead_s == 3e-5
     assert str(rates.links) == "50.0 GB/s from the host, 45.0 back"
+    busy = rates_from_probe({**ANSWER, "load_average": 1.6}, CPU)
+    assert "a load of 1.6" in busy.detail
     unmeasured = rates_from_probe({**ANSWER, "step_overhead_s": None}, CPU)
     assert unmeasured.step_overhead_s == shipped_rates(CPU).step_overhead_s
 

@@ -256,6 +256,14 @@ def test_measured_rates_replace_shipped_ones(box: Box, smollm_path: Path) -> Non
     assert not any("bayard calibrate" in note for note in measured.notes)
 
 
+def test_devices_are_uncalibrated_until_they_are_measured_and_only_with_memory_to_spare(box: Box) -> None:
+    box.machine = gpu_machine(gpu("one", 80.0), gpu("two", 80.0, free_gib=4.0))
+    assert box.desk.uncalibrated() == ["cuda:0", "cpu"]
+    budget = next(b for b in box.desk.planner().budgets if b.on_cpu)
+    box.measurements.save_rates(replace(box.measurements.rates(budget), source=MEASURED))
+    assert box.desk.uncalibrated() == ["cuda:0"]
+
+
 def test_calibrate_of_a_device_that_is_not_here_is_refused(box: Box) -> None:
     with pytest.raises(NotFound, match="cuda:9"):
         box.desk.calibrate(1.0, "cuda:9")
