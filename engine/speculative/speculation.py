@@ -26,6 +26,8 @@ LONGEST_REST = 512  # steps that all do, where guesses do not pay
 LIKELY = 0.25  # guesses less likely than this to be right are not made
 REMEMBERED = 0.75  # of a request's past, at each new step
 EMPTY = 8  # steps in a row in which nobody had a guess, before all rest as long: steps that guess do not overlap
+LOOKS = 2  # steps between two such rests, the next twice as long ...
+LONGEST_EMPTY = 32  # ... up to here
 TRIAL = 3  # steps with guesses after a rest, whatever was measured before it
 BASELINE_STEPS = 4
 BASELINE_EVERY = 200  # steps with guesses, after which some without are measured again
@@ -67,6 +69,7 @@ class Speculation:
         self._trial = 0  # steps to go before what was measured counts again
         self._since_baseline = 0
         self._empty = 0  # steps in a row without a guess
+        self._empty_rest = EMPTY
 
     @property
     def is_resting(self) -> bool:
@@ -95,11 +98,15 @@ class Speculation:
             if not drafter.free:
                 self.pace.note_drafting(rows, self._clock() - began)
         self._keep_to_grammars(wishes)
-        self._empty = 0 if self._plan else self._empty + 1
+        if self._plan or any(request.grammar is not None for request, _ in wishes):  # a grammar may force some any time
+            self._empty, self._empty_rest = 0, EMPTY
+        else:
+            self._empty += 1
         if self.heeds_cost and self._plan:
             self._keep_what_pays(rows)
         elif self.heeds_cost and self._empty >= EMPTY:
-            self._rest, self._empty = EMPTY, EMPTY // 2  # with nothing still, the next rest is after half as many
+            self._rest, self._empty = self._empty_rest, EMPTY - LOOKS
+            self._empty_rest = min(LONGEST_EMPTY, 2 * self._empty_rest)
 
     def take(self, request: Request, most: int) -> tuple[int, ...]:
         """The request's guesses of this step, at most so many."""

@@ -85,13 +85,13 @@ def test_steps_without_a_guess_let_the_next_ones_overlap_and_look_again():
     made, drafter = speculation()
     drafter.propose = lambda wishes: {}
     resting = 0
-    for _ in range(200):
+    for _ in range(400):
         resting += made.is_resting
         made.begin([(request(), 8)], 1)
         made.note_step(chunks(1, 0), 0.010)
-    assert 100 < resting < 150, "some steps look whether there is anything to guess by now"
+    assert 340 < resting < 390, "some steps look whether there is anything to guess by now"
     drafter.propose = lambda wishes: {one.id: [1] * count for one, count in wishes}
-    assert drive(made, request(), steps=40, seconds=lambda n: 0.010 + 0.0001 * n, right=8) > 25
+    assert drive(made, request(), steps=100, seconds=lambda n: 0.010 + 0.0001 * n, right=8) > 60
 
 
 def test_guesses_that_pay_go_on_and_the_baseline_is_kept_fresh():
