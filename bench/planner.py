@@ -4,9 +4,9 @@
         [--context 8192] [--seconds 15]
 
 A shape of bench.shapes gets random weights; for a CPU they are written to a folder once (--folder keeps it), since a
-worker maps its weights. Calibrates first, then loads the model exactly as the chosen profile says
-and runs it, each precision of its weights in a process of its own. Prints one JSON line a precision. Needs an
-otherwise idle machine: a calibration that was disturbed predicts a disturbed engine.
+worker maps its weights. Calibrates first, then loads the model exactly as the chosen profile says and runs it, each
+precision of its weights in a process of its own. Prints provenance with the rates and one JSON line a precision. Needs
+an otherwise idle machine: a calibration that was disturbed predicts a disturbed engine.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 import hwdetect
+from bench.provenance import provenance
 from bench.random_weights import fill_shape, random_weights
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from daemon.planning.budget import DeviceBudget
@@ -176,7 +177,8 @@ def judge(parser: argparse.ArgumentParser, options: argparse.Namespace, folder: 
             budgets[0].on_cpu, [kind for one in options.weights for kind in kinds_of(spec, one, budgets[0])]
         )
         rates = measure(budgets[0], budgets[0].cores, options.seconds, kinds)
-        print(json.dumps({"device": options.device, "rates": rates.to_json()}), flush=True)
+        origin = {**provenance("planner", options.device), "model": spec.name}
+        print(json.dumps({**origin, "device": options.device, "rates": rates.to_json()}), flush=True)
         return each_by_itself(options, rates, folder)
     rates = DeviceRates.from_json(json.loads(options.rates.read_text()))
     (weights,) = options.weights

@@ -89,6 +89,7 @@ def random_weights(device: torch.device) -> Iterator[None]:
 @contextmanager
 def mxfp4() -> Iterator[None]:
     """Within it, what is rounded to FP4 has powers of two as multipliers of 32 numbers, as MXFP4 checkpoints have."""
+
     def made(wide: Tensor, kind: str, group: int | None = None, *, asymmetric: bool = False) -> CodedTensor:
         return encode(wide, "fp4_mx" if kind == "fp4_nv" else kind, group, asymmetric=asymmetric)
 

@@ -15,6 +15,7 @@ from typing import Any
 from bench.report_control import idle_rows, serve_rows, soak_rows
 from bench.report_kernels import kernel_tables
 from bench.report_offline import figure_rows, part_rows
+from bench.report_planner import HEADS, planner_rows
 from engine.errors import ConfigError
 
 Line = dict[str, Any]
@@ -213,6 +214,13 @@ def tide_section(lines: list[Line]) -> str:
     return "\n".join(parts)
 
 
+def planner_section(lines: list[Line]) -> str:
+    """What the planner said of a model beside what it did."""
+    table = _table(HEADS, planner_rows(lines[1:]))
+    title = f"## {lines[1]['model']}: predictions"
+    return "\n".join([title, "", _origin(lines[0]), "", *table, ""])
+
+
 def serve_section(lines: list[Line]) -> str:
     """What the control plane adds."""
     table = _table(["figure", "seen"], serve_rows(lines[1]))
@@ -269,6 +277,7 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "kernels": kernels_section,
     "loading": loading_section,
     "tide": tide_section,
+    "planner": planner_section,
     "serve": serve_section,
     "soak": soak_section,
     "idle": idle_section,

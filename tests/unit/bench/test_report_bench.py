@@ -27,6 +27,15 @@ def test_performance_page_is_current():
     assert text == page(read_result(path) for path in results), "run `python -m bench.report bench/results/*.jsonl`"
 
 
+def test_planner_section_sets_prediction_beside_measurement(tmp_path):
+    step = {"predicted_step_ms": 4.0, "step_ms": 4.4, "predicted_over_measured_speed": 1.1}
+    run = {"model": "tiny", "weights": "int8", "memory": {"predicted_over_measured": 1.02}}
+    run |= {"alone": {"streams": 1, **step}, "together": {"streams": 8, **step}}
+    text = page([read_result(written(tmp_path, {**ORIGIN, "bench": "planner"}, run))])
+    assert "| int8 | 1 | 4.00 ms | 4.40 ms | 1.10 | 1.020 |" in text
+    assert "| int8 | 8 | 4.00 ms | 4.40 ms | 1.10 |  |" in text
+
+
 def test_peers_section_has_ratios_origin_and_skipped(tmp_path):
     origin = {**ORIGIN, "bench": "peers", "model": "m.gguf", "activation": "int8"}
     ours = {"peer": "ours", "threads": 2, "prefill_tok_s": 50, "decode_tok_s": 30, "streams8_decode_tok_s": 80}
