@@ -23,7 +23,7 @@ import triton.language as tl
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.device import speaks_ptx
-from engine.kernels.triton.half_dots import _apart
+from engine.kernels.triton.layouts import _apart
 from engine.kernels.triton.norms import gated
 from engine.kernels.triton.rounded_rows import four_digits
 

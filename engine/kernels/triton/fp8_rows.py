@@ -20,7 +20,7 @@ from engine.kernels.triton.chained import chains, launch, let_next_start, wait_f
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.decode import INPUTS, _decoded, _inputs, input_words
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
-from engine.kernels.triton.half_dots import _apart, _within
+from engine.kernels.triton.layouts import _apart, _within
 from engine.kernels.triton.tuned import few_key, tuned
 
 MAX_ROWS = 4
