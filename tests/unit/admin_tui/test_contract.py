@@ -32,7 +32,7 @@ WRITES = {
 def admin_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """The daemon's real routes; nothing is asked of its services."""
     settings = SimpleNamespace(state_dir=Path(tmp_path_factory.mktemp("state")))
-    return build_admin_app(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
+    return build_admin_app(SimpleNamespace(settings=settings, store=None))  # type: ignore[arg-type]
 
 
 def operations(app: FastAPI) -> dict[str, dict[str, Any]]:

@@ -38,8 +38,8 @@ ANSWER = {
 
 def test_probe_really_measures_this_machine() -> None:
     began = time.monotonic()
-    rates = measure(CPU, 2, 2.0, ["Q4_1"])
-    assert time.monotonic() - began < 2.0 + 45
+    rates = measure(CPU, 2, 4.0, ["Q4_1"])
+    assert time.monotonic() - began < 4.0 + 45
     assert rates.source == MEASURED
     assert 1e8 < rates.read_bytes_per_s < 2e12
     assert 1e8 < rates.flops < 1e14
