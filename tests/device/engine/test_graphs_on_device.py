@@ -86,5 +86,7 @@ def test_replayed_steps_write_what_eager_ones_write(case: str, kv_dtype: str, tm
         assert all(len(tokens) == TOKENS for tokens in got)
         different += sum(a != b for a, b in zip(got, truth, strict=True))
     assert len(set(small)) >= 4, "prompts' steps were replayed"
-    # Libraries take another product for another number of rows, padding included: two logits may be that close.
-    assert different <= sum(SIZES) // 100, f"{different} of {sum(SIZES)} answers differ"
+    # Libraries take another product for another number of rows, padding included, and a graph has more parts of a
+    # context, as for the longest: two logits may be that close. A cache of bytes then holds the next code of a number.
+    most = sum(SIZES) // (100 if kv_dtype == "auto" else 20)
+    assert different <= most, f"{different} of {sum(SIZES)} answers differ"

@@ -14,7 +14,7 @@ from engine.kernels.triton.attention_few import MOST_QUERIES, few_queries  # noq
 
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
 # A GPU's units round the numbers of a float32 product to 10 bits.
-NEAR = {torch.float32: 2e-5 if DEVICE == "cpu" else 2e-3, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+NEAR = {torch.float32: 2e-5 if DEVICE == "cpu" else 4e-3, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 class Case:
