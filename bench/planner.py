@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -78,7 +77,28 @@ def run(engine: BuiltEngine, streams: int, vocab: int, seed: int) -> tuple[float
     return prefill_s, decode
 
 
-def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine, held_before: int) -> tuple[int, int]:
+def held_bytes(*, own: bool) -> int:
+    """Resident memory of this process that is anonymous, or (own) pages of files that are no model's.
+
+    A model's own pages are the system's: it takes them back when memory is short, and how many of the neighbours of a
+    row that was read are mapped depends on how the file came into the page cache.
+    """
+    if not own:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("RssAnon:")[2].split(maxsplit=1)[0]) << 10
+    found, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            counts = not line.endswith((".safetensors", ".gguf"))
+        elif counts and name in ("Rss:", "Anonymous:"):
+            found += (int(rest.split()[0]) << 10) * (1 if name == "Rss:" else -1)
+    return found
+
+
+def memory(
+    profile: Profile, spec: ModelSpec, engine: BuiltEngine, held_before: int, loading_peak: int
+) -> tuple[int, int]:
     """(predicted for the pages that were touched, measured) peak bytes."""
     stats = engine.core.stats()
     fit = FitModel(
@@ -86,7 +106,7 @@ def memory(profile: Profile, spec: ModelSpec, engine: BuiltEngine, held_before: 
     )
     if profile.device == "cpu":
         touched = (stats.kv_pages_active + stats.kv_pages_cached) * fit.page_bytes
-        measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        measured = max(loading_peak, held_bytes(own=False)) + held_bytes(own=True)
         return profile.memory.total_bytes - profile.memory.of(KV_PAGES) + touched, measured
     # Of the whole device: what a context and its libraries hold is in no allocator's figures.
     free, total = torch.cuda.mem_get_info(engine.device.torch_device)
@@ -97,8 +117,14 @@ def compare(
     profile: Profile, spec: ModelSpec, rates: DeviceRates, held_before: int, weights: AbstractContextManager[None]
 ) -> dict[str, Any]:
     began = time.perf_counter()
+    loading_peak = 0
+
+    def look(*_: object) -> None:
+        nonlocal loading_peak
+        loading_peak = max(loading_peak, held_bytes(own=False))
+
     with weights:
-        engine = build_engine(worker_config(profile), lambda *_: None)
+        engine = build_engine(worker_config(profile), look)
     while engine.core.prepare():
         pass
     load_s = time.perf_counter() - began
@@ -120,7 +146,7 @@ def compare(
             "predicted_over_measured_speed": median(steps) / predicted_s,
             "prefill_tok_s": count * PROMPT_TOKENS / prefill_s,
         }
-    predicted_bytes, measured_bytes = memory(profile, spec, engine, held_before)
+    predicted_bytes, measured_bytes = memory(profile, spec, engine, held_before, loading_peak)
     rows["memory"] = {
         "predicted_bytes": predicted_bytes,
         "measured_bytes": measured_bytes,

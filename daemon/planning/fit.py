@@ -21,10 +21,10 @@ WEIGHTS = "weights"
 KV_PAGES = "KV pages"
 ACTIVATIONS = "activations"
 RUNTIME = "runtime"
-TABLE = "embedding table"
 
 # Resident on the host beside weights, pages and activations, measured: interpreter, torch and libraries once a model is
-# loaded, and what the first steps add to that (thread stacks, allocators, code paged in).
+# loaded, and what the first steps add to that (thread stacks, allocators, code paged in). Pages of the model's own
+# files, where rows of an embedding table are read beside the packed head, are the system's to take back: not counted.
 _CPU_LOADED_BYTES = 254 << 20
 _CPU_WARM_BYTES = 12 << 20
 # Context, libraries and graphs of a CUDA process on the device.
@@ -98,13 +98,6 @@ class FitModel:
             f"a step of {tokens:,} tokens, {rows:,} {'rows of logits' if self.spec.generates else 'texts'}",
         )
 
-    def table(self) -> MemoryItem | None:
-        """What a CPU worker reads of an embedding table that is its head too, which kernels have a packed copy of."""
-        head = self.traffic.head
-        if not self.on_cpu or not self.spec.tie_embeddings or head is None:
-            return None
-        return MemoryItem(TABLE, int(head.size_bytes), "rows read from the file; the system takes them back when short")
-
     def runtime(self) -> MemoryItem:
         size = _CPU_LOADED_BYTES + _CPU_WARM_BYTES if self.on_cpu else _GPU_RUNTIME_BYTES
         size = max(0, size + self.correction_bytes)
@@ -130,15 +123,11 @@ class FitModel:
 
     def fixed_bytes(self, knobs: Knobs) -> int:
         """Everything but the KV pool."""
-        return sum(item.size_bytes for item in self._fixed(knobs))
+        return self.weights().size_bytes + self.activations(knobs).size_bytes + self.runtime().size_bytes
 
     def estimate(self, knobs: Knobs, kv_tokens: int) -> MemoryEstimate:
-        weights, *rest = self._fixed(knobs)
-        return MemoryEstimate((weights, self.kv(kv_tokens), *rest), self.kv_bytes_per_token)
-
-    def _fixed(self, knobs: Knobs) -> tuple[MemoryItem, ...]:
-        table = self.table()
-        return (self.weights(), self.activations(knobs), self.runtime(), *(() if table is None else (table,)))
+        items = (self.weights(), self.kv(kv_tokens), self.activations(knobs), self.runtime())
+        return MemoryEstimate(items, self.kv_bytes_per_token)
 
     def kv_tokens_within(self, budget_bytes: int, knobs: Knobs) -> int:
         """Tokens of KV that fit beside everything else, in whole pages; 0 where nothing fits."""
