@@ -12,6 +12,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -95,6 +96,7 @@ def _pipeline_kernel(
         beside_tile = gl.allocate_shared_memory(w_outliers.dtype, [BLOCK_N, KEPT], w_outliers.layout)
         come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(come, count=1)
+        fence_async_shared()
         mbarrier.expect(come, a_outliers.block_type.nbytes + w_outliers.block_type.nbytes)
         tma.async_copy_global_to_shared(a_outliers, [first_m, 0], come, kept_tile)
         tma.async_copy_global_to_shared(w_outliers, [first_n, 0], come, beside_tile)

@@ -60,6 +60,7 @@ def test_a_product_is_under_way_while_the_next_tile_comes(
         PipeTiles(128, 256, 8, 4),
         PipeTiles(128, 128, 4, 3, splits=3),
         PipeTiles(64, 128, 4, 4, splits=2, undivided=3),
+        PipeTiles(128, 128, 8, 4, columns=256, rest=PipeTiles(64, 128, 4, 4)),
     ],
 )
 def test_products_are_those_of_the_other_kernel(tiles: PipeTiles) -> None:
