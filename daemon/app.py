@@ -23,7 +23,7 @@ from daemon.router import Router, TextLoader, load_text_of
 from daemon.servers import Grpc, HttpServer
 from daemon.settings import Settings
 from daemon.store.base import utc_now
-from daemon.store.lock import StateLock
+from daemon.store.lock import DAEMON_WAIT_S, StateLock
 from daemon.store.pending_restore import do_pending, tell_restored
 from daemon.store.retention import forgetting
 from daemon.store.session import Store
@@ -92,7 +92,7 @@ class Appliance:
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         try:
-            self._lock = StateLock.acquire(settings.state_dir)
+            self._lock = StateLock.acquire(settings.state_dir, DAEMON_WAIT_S, settings.admin_socket)
             self._stops.append(("lock", self._lock.release))
             self._spawner = Spawner()
             self._stops.append(("spawner", self._spawner.close))
@@ -307,7 +307,9 @@ class Appliance:
         self.aliases = parts.aliases
         self.router.views = self.supervisor.views
         self.router.ask = self.controller.on_demand.ask
-        self.router.resting = self.controller.is_unwanted
+        self.router.resting = self.controller.expected.is_unwanted
+        self.router.coming = self.controller.expected.coming
+        self.router.offers = lambda: self.controller.expected.offers
         self.metrics.views = self.supervisor.views
         self.metrics.accelerators = lambda: self.machine.last.accelerators if self.machine.last else ()
         self.metrics.refused_guesses = lambda: self.tenants.brake.refusals

@@ -45,10 +45,13 @@ class Router:
     def __init__(self, load_text: TextLoader) -> None:
         self._load_text = load_text
         self._replicas: dict[str, list[Replica]] = {}
+        self.since_mono = time.monotonic()
         self._texts: dict[str, asyncio.Future[TextPipeline]] = {}  # by model path
         self.views: Callable[[], list[WorkerView]] = list
         self.imported: Callable[[], Collection[str]] = tuple
         self.ask: Callable[[str], bool] = lambda model: False  # begin to load what is loaded on demand
+        self.offers: Callable[[], Mapping[str, int]] = dict  # what is loaded on demand, and its context in tokens
+        self.coming: Callable[[str], NotReady | None] = lambda model: None  # why what the plan wants has no worker yet
         self.resting: Callable[[str], bool] = lambda model: False  # whether its workers sleep for want of a plan
         self.aliases: Callable[[], Mapping[str, str]] = dict  # the model that each other name means
 
@@ -56,6 +59,11 @@ class Router:
         """Names that can be asked for now, sorted."""
         aliases = (alias for alias, model in self.aliases().items() if model in self._replicas)
         return sorted({*self._replicas, *aliases})
+
+    def on_demand(self) -> dict[str, int]:
+        """Names that are not there now and are loaded when they are asked for, with their context in tokens."""
+        absent = {model: tokens for model, tokens in self.offers().items() if model not in self._replicas}
+        return absent | {alias: absent[model] for alias, model in self.aliases().items() if model in absent}
 
     def replica_for(self, model: str) -> Replica:
         """The replica with the fewest requests in flight.
@@ -73,6 +81,8 @@ class Router:
             views = []
         if views:
             raise _not_ready(model, views)
+        if (hindered := self.coming(model)) is not None:
+            raise hindered
         if asked:
             raise NotReady(f"the model {model!r} is loaded for this request.", "Try again shortly.", retry_after_s=2.0)
         if model in self.imported():

@@ -1,7 +1,7 @@
 """The one tree of errors; every layer raises from it and no foreign exception crosses a border.
 
     BayardError            code, message, hint, retry_after_s
-      ConfigError          exit 78: settings, files and folders the operator controls
+      ConfigError          exit 78: settings, files and folders the operator controls; StateInUse: 75, try again
       HardwareError        DeviceUnusable, DeviceLost
       PlanError            DoesNotFit, UnsupportedFormat
       RequestError         4xx: InvalidParameter, ContextTooLong, ModelNotFound, NotFound, Unauthenticated,
@@ -43,6 +43,13 @@ class BayardError(Exception):
 class ConfigError(BayardError):
     code = "invalid_configuration"
     exit_code = 78
+
+
+class StateInUse(ConfigError):
+    """Another process holds the state folder, for as long as its work takes."""
+
+    code = "state_in_use"
+    exit_code = 75
 
 
 class HardwareError(BayardError):

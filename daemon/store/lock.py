@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.errors import ConfigError
+import structlog
+
+from engine.errors import ConfigError, StateInUse
+
+DAEMON_WAIT_S = 30.0  # for an offline command; the unit's ten starts in 300 s are not used up by waiting so long
+LOOK_EVERY_S = 0.1
+
+log = structlog.get_logger("bayard.store")
 
 
 class StateLock:
@@ -19,10 +28,13 @@ class StateLock:
         self.path = path
 
     @classmethod
-    def acquire(cls, state_dir: Path) -> StateLock:
+    def acquire(cls, state_dir: Path, wait_s: float = 0.0, admin_socket: Path | None = None) -> StateLock:
         """Make the folder if needed and lock it.
 
-        Raises: ConfigError if the folder cannot be written, or another process holds it (naming its pid).
+        wait_s: how long a holder that may end soon is waited for; a daemon that answers on admin_socket is not.
+        Blocks: up to wait_s
+        Raises: ConfigError if the folder cannot be written, or a daemon runs in it; StateInUse if another process
+        holds it (both naming its pid)
         """
         make_private_dir(state_dir)
         path = state_dir / "bayard.lock"
@@ -31,14 +43,10 @@ class StateLock:
         except OSError as error:
             raise unwritable(state_dir, error) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            _lock_within(fd, state_dir, wait_s, admin_socket)
+        except BaseException:
             os.close(fd)
-            raise ConfigError(
-                f"the state folder {state_dir} is in use by process {pid or 'unknown'}.",
-                "Stop that process first, or give this one a folder of its own with --state-dir.",
-            ) from error
+            raise
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -59,6 +67,36 @@ class StateLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _lock_within(fd: int, state_dir: Path, wait_s: float, admin_socket: Path | None) -> None:
+    """Raises: ConfigError, StateInUse"""
+    until, told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            is_daemon = admin_socket is not None and _answers(admin_socket)
+            if is_daemon or time.monotonic() >= until:
+                raise (ConfigError if is_daemon else StateInUse)(
+                    f"the state folder {state_dir} is in use by process {pid}.",
+                    "Stop that process first, or give this one a folder of its own with --state-dir.",
+                ) from error
+        if not told:
+            log.warning("state_folder_in_use", process=pid, waits_s=wait_s)
+            told = True
+        time.sleep(LOOK_EVERY_S)
+
+
+def _answers(admin_socket: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(admin_socket))
+        except OSError:
+            return False
+    return True
 
 
 def lock_holder(state_dir: Path) -> int | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -21,12 +22,14 @@ from daemon.store.base import utc_now
 from daemon.strategy.activation import activate
 from daemon.strategy.aside import Aside
 from daemon.strategy.backlog import Backlog
+from daemon.strategy.expected import Expected
 from daemon.strategy.knob_moves import KnobMoves
 from daemon.strategy.leaving import Leaving
 from daemon.strategy.load_controller import LoadController
+from daemon.strategy.making_room import MakingRoom
 from daemon.strategy.on_demand import OnDemand
 from daemon.strategy.plans import Plans, SavedPlan
-from daemon.strategy.resting import PATIENT_DRAIN_S, Resting, held_bytes, is_planned, other_name
+from daemon.strategy.resting import PATIENT_DRAIN_S, Resting, is_planned, other_name
 from daemon.strategy.room import no_room
 from daemon.strategy.rules import Rules
 from daemon.strategy.schedule import Decision, day_of, plan_at
@@ -86,17 +89,17 @@ class PlanController:
         self._leaving = Leaving(supervisor, events, self._note_problem)
         self._resting = Resting(supervisor, events)
         self._shapes: list[WorkerConfig] = []  # of all saved plans
-        self._wanted: frozenset[str] = frozenset()  # models
+        self.expected = Expected()
         self._load = LoadController(mono)
         self._knobs = KnobMoves(supervisor, events, self._load)
         self._backlog = Backlog(events, mono)
-        self._room = room
         self.on_demand = OnDemand(mono)
         self._aside = Aside(supervisor, self.reconcile)
         self.on_demand.on_first = lambda model: self._aside.now(f"a request for {model}")
         self._switcher = Switcher(
             supervisor, events, self._leaving.leave, room, mono, resting=self._resting, put_away=self._put_away
         )
+        self._making_room = MakingRoom(room, self._leaving, self._resting, self.on_demand, self._put_away)
         self.after_turn: Callable[[list[WorkerView]], None] = lambda views: None  # runs in a thread
 
     async def start(self) -> None:
@@ -166,12 +169,14 @@ class PlanController:
         Raises: NotFound, InvalidParameter.
         """
         await asyncio.to_thread(activate, self._plans, self._rules, name, for_s, by, reason)
+        self._switcher.forgive()
         await self.reconcile(f"activated by {by}")
         return await asyncio.to_thread(self.view)
 
     async def release(self, by: str) -> StrategyView:
         """Go back to the schedule."""
         await asyncio.to_thread(self._rules.release, by)
+        self._switcher.forgive()
         await self.reconcile(f"released by {by}")
         return await asyncio.to_thread(self.view)
 
@@ -199,9 +204,11 @@ class PlanController:
         self.on_demand.allow(profiles)
         active = self.on_demand.active(views.values())
         wanted = {p.model: p for p in profiles if p.on_demand is None or p.model in active}
-        self._wanted = frozenset(wanted)
+        self.expected.plan(wanted.values(), profiles)
         moves = 0
-        for view in [*self._resting.note(views), *self._resting.unplanned(views.values(), self._shapes)]:
+        for view in self._resting.note(views):
+            self._leaving.leave(view, f"its process is gone; a plan that wants it starts another ({view.reason})")
+        for view in self._resting.unplanned(views.values(), self._shapes):
             self._resting.drop(view.name)
             self._leaving.leave(view, f"no plan wakes it any more ({view.reason})")
         for view in views.values():
@@ -219,10 +226,16 @@ class PlanController:
         for profile in wanted.values():
             if profile.on_demand is not None and not self.on_demand.is_used(profile.model):
                 continue  # put away in this very turn
+            hindrance = None
             try:
                 moves += await self._bring(profile, views, decision)
             except BayardError as error:
+                hindrance = error
                 problems.append(_told(error))
+            self.expected.note(profile.model, hindrance)
+            for view in self._supervisor.views():  # what was just started takes room from the next
+                views.setdefault(view.name, view)
+        self.expected.know()
         serving = {view.model for view in views.values() if view.state is WorkerState.READY}
         self._converged = not moves and not problems and serving >= wanted.keys()
         return problems
@@ -282,10 +295,11 @@ class PlanController:
         """Wake the model's worker, or start one; nothing yet where memory for it is still coming back."""
         model = profile.model
         sleeper = self._resting.matching(config, views.values())
-        if model in self._leaving or not await self._made_room(profile, views, sleeper):
+        if model in self._leaving or not await self._making_room.made(profile, views, self._switcher.promised, sleeper):
             return
         if sleeper is not None:
             await self._resting.wake(sleeper.name, why)
+            views[sleeper.name] = replace(sleeper, state=WorkerState.WARMING)  # as it soon is: it takes room
             self._switcher.promise(sleeper.name, profile)
             return
         name = other_name(model, views)
@@ -295,29 +309,6 @@ class PlanController:
         await self._supervisor.want(name, config)
         self._switcher.promise(name, profile)
 
-    async def _made_room(self, profile: Profile, views: dict[str, WorkerView], sleeper: WorkerView | None) -> bool:
-        """Whether a model has room now; else those that sleep go, and for one that was asked for the idle ones sleep.
-
-        Raises: Conflict where an on-demand model has to wait for others
-        """
-        promised = self._switcher.promised
-        room = await asyncio.to_thread(self._room, profile, list(views.values()), promised, held_bytes(sleeper))
-        if room.fits or self._room is no_room:
-            return True
-        if len(self._leaving) or await self._resting.is_going(views.values()):
-            return False
-        if (oldest := self._resting.oldest(views, profile.device, sleeper)) is not None:
-            self._leaving.leave(oldest, f"its memory is wanted for {profile.model}: {room.reason}")
-            return False
-        if profile.on_demand is None:
-            return True  # its plan was made for the machine: if that was wrong, the worker says so
-        idle = self.on_demand.least_valuable(views.values())
-        if idle is None:
-            raise Conflict(f"{profile.model} was asked for: {room.reason}, and no other on-demand model is idle.", "")
-        self.on_demand.put_away(idle.model)
-        await self._put_away(idle, f"it makes room for {profile.model}, which was asked for: {room.reason}", None)
-        return False
-
     async def _put_away(self, view: WorkerView, reason: str, drain_s: float | None = PATIENT_DRAIN_S) -> None:
         """Let it sleep with its process if a saved plan may wake it; else drain and end it."""
         if view.name in self._leaving:
@@ -326,10 +317,6 @@ class PlanController:
             await self._resting.lay(view, reason, drain_s=drain_s)
         else:
             self._leaving.leave(view, reason)
-
-    def is_unwanted(self, model: str) -> bool:
-        """Whether the plan in force does not load it now."""
-        return model not in self._wanted
 
     def _note_problem(self, problem: str | None) -> None:
         if problem == self._problem:

@@ -11,12 +11,14 @@ from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 
 _CHEAPEST_LOAD_S = 0.1
+_COMES_WITHIN_S = 1.0  # who waits for a model looks far more often whether it is there
 
 
 @dataclass(slots=True)
 class _Use:
     last_mono: float
     submitted_total: int = 0
+    asked_mono: float = float("-inf")  # when somebody last found it absent
 
 
 class OnDemand:
@@ -43,10 +45,10 @@ class OnDemand:
             return False
         use = self._uses.get(model)
         if use is None:
-            self._uses[model] = _Use(self._clock())
+            self._uses[model] = _Use(self._clock(), asked_mono=self._clock())
             self.on_first(model)
         else:
-            use.last_mono = self._clock()
+            use.last_mono = use.asked_mono = self._clock()
         return True
 
     def active(self, views: Iterable[WorkerView]) -> set[str]:
@@ -77,10 +79,16 @@ class OnDemand:
             profile, use = self._allowed.get(view.model), self._uses.get(view.model)
             if profile is None or profile.on_demand is None or profile.on_demand.pinned or use is None:
                 continue
-            if view.state is WorkerState.READY and not view.inflight:
+            awaited = now - use.asked_mono < _COMES_WITHIN_S  # its first request is about to reach it
+            if view.state is WorkerState.READY and not view.inflight and not awaited:
                 load_s = max(_CHEAPEST_LOAD_S, view.ready.load_s if view.ready else _CHEAPEST_LOAD_S)
                 idle.append(((now - use.last_mono) / load_s, view))
         return max(idle, key=lambda found: found[0])[1] if idle else None
+
+    def may_be_put_away(self, views: Iterable[WorkerView]) -> bool:
+        """Whether one of these will make room once it is idle."""
+        found = [self._allowed[view.model].on_demand for view in views if view.model in self._allowed]
+        return any(terms is not None and not terms.pinned for terms in found)
 
     def put_away(self, model: str) -> None:
         """Until it is asked for again."""

@@ -60,6 +60,7 @@ class Switch:
     old_pid: int | None  # of the worker that has the new one's name
     wakes: bool = False  # the new one sleeps, rather than that there is none
     launched: bool = True  # False: the old one has to be asleep first
+    begun: bool = False  # a process of the new shape was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,10 @@ class Switcher:
         elif self._has_failed(switch, new):
             await self._roll_back(switch, new, views)
 
+    def forgive(self) -> None:
+        """Try again what has failed: somebody asked for it."""
+        self._failures.clear()
+
     def forget(self, models: Sequence[str]) -> None:
         """Models that are wanted no more."""
         for model in models:
@@ -207,8 +212,23 @@ class Switcher:
             self._failures.pop(model, None)
 
     def _has_failed(self, switch: Switch, new: WorkerView) -> bool:
-        late = self._clock() - switch.begun_mono > LIMIT_S
-        return late or new.state in _FAILED or new.restarts > switch.restarts
+        if self._clock() - switch.begun_mono > LIMIT_S or new.state is WorkerState.LATCHED:
+            return True
+        if not self._has_begun(switch, new):
+            return False
+        return new.state in _FAILED or new.restarts > switch.restarts
+
+    def _has_begun(self, switch: Switch, new: WorkerView) -> bool:
+        """Whether a process of the new shape was ever started: the death of an old one that drains is not its fault."""
+        if switch.begun or switch.how is not How.DRAIN_FIRST:
+            return True
+        events = self._events.recent(switch.event_id, limit=1000)
+        switch.begun = new.pid not in (None, switch.old_pid) or any(
+            (event.kind, event.subject, event.to_state) == ("worker", switch.new, WorkerState.STARTING)
+            for event in events
+        )
+        switch.restarts = new.restarts  # the old one's death may be among them
+        return switch.begun
 
     async def _finish(self, switch: Switch, views: Mapping[str, WorkerView]) -> None:
         took_s = round(self._clock() - switch.begun_mono, 2)
@@ -237,7 +257,7 @@ class Switcher:
         self._events.publish(
             "switch", switch.model, switch.how.value, "rolled-back",
             f"{switch.new} failed for plan {switch.plan}: {cause}; it is as it was before, tried again "
-            f"in {AGAIN_AFTER_S / 60:.0f} min or with another plan",
+            f"in {AGAIN_AFTER_S / 60:.0f} min, with another plan or when the plan is activated again",
             old=switch.old, new=switch.new,
         )  # fmt: skip
         if switch.how is How.DRAIN_FIRST:

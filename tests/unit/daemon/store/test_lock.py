@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from daemon.store.lock import StateLock, lock_holder
-from engine.errors import ConfigError
+from engine.errors import ConfigError, StateInUse
 
 HOLD = (
     "import sys, time; from pathlib import Path; from daemon.store.lock import StateLock;"
@@ -31,6 +34,36 @@ def test_second_owner_is_refused_naming_the_first(tmp_path: Path) -> None:
         holder.communicate()
     with StateLock.acquire(tmp_path):  # a killed owner leaves nothing in the way
         pass
+
+
+def test_command_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        threading.Timer(0.5, holder.kill).start()
+        begun = time.monotonic()
+        with StateLock.acquire(tmp_path, 20.0, tmp_path / "no.sock"):
+            assert 0.3 < time.monotonic() - begun < 10
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_lock_that_is_not_given_up_may_be_tried_again_unless_a_daemon_answers(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with StateLock.acquire(tmp_path):
+        with pytest.raises(StateInUse) as caught:
+            StateLock.acquire(tmp_path, 0.2, path)
+        assert caught.value.exit_code == 75
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+            listening.listen()
+            begun = time.monotonic()
+            with pytest.raises(ConfigError, match="in use by process") as refused:
+                StateLock.acquire(tmp_path, 20.0, path)
+        assert time.monotonic() - begun < 5
+        assert refused.value.exit_code == 78
 
 
 def test_released_lock_can_be_taken_again(tmp_path: Path) -> None:

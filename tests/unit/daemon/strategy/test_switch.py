@@ -176,6 +176,48 @@ async def test_failure_after_draining_goes_back_to_the_old_shape(bench: Bench) -
     assert bench.switches() == ["drain-first", "rolled-back"]
 
 
+async def test_death_of_the_old_one_in_its_drain_is_no_failure_of_the_new_shape(bench: Bench) -> None:
+    bench.room.fits = False
+    bench.plans.set_default("b", "test")
+    await bench.turn()
+    bench.workers.states["small"] = WorkerState.BACKOFF
+    bench.workers.pids.pop("small")
+    await bench.turn(2)
+    assert bench.switches() == ["drain-first"]
+    bench.workers.states["small"], bench.workers.restarts["small"] = WorkerState.STARTING, 1
+    bench.workers.pids["small"] = 999
+    await bench.turn(2)
+    bench.workers.states["small"] = WorkerState.READY
+    await bench.turn(2)
+    assert bench.switches() == ["drain-first", "switched"]
+    assert bench.contexts() == {"small": 8192}
+    assert bench.controller.view().converged
+
+
+async def test_new_shape_that_fails_after_the_old_one_died_goes_back(bench: Bench) -> None:
+    bench.room.fits = False
+    bench.plans.set_default("b", "test")
+    await bench.turn()
+    bench.workers.states["small"] = WorkerState.STARTING
+    bench.workers.restarts["small"] = 1
+    await bench.turn()
+    bench.workers.restarts["small"] = 2
+    await bench.turn()
+    assert bench.switches() == ["drain-first", "rolled-back"]
+
+
+async def test_activating_a_plan_again_tries_its_failed_switch_again(bench: Bench) -> None:
+    bench.workers.states["small@2"] = WorkerState.BACKOFF
+    bench.plans.set_default("b", "test")
+    await bench.turn(4)
+    assert bench.switches() == ["beside", "rolled-back"]
+    bench.workers.states["small@2"] = WorkerState.READY
+    view = await bench.controller.activate("b", None, "operator")
+    assert not view.converged, "the workers follow"
+    await bench.turn(3)
+    assert bench.switches() == ["beside", "rolled-back", "beside", "switched"]
+
+
 async def test_plan_that_changes_in_mid_switch_calls_it_off(bench: Bench) -> None:
     bench.workers.states["small@2"] = WorkerState.STARTING
     bench.plans.set_default("b", "test")
