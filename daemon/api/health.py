@@ -12,6 +12,8 @@ from daemon.telemetry.metrics import CONTENT_TYPE
 from daemon.workers.states import WorkerState
 from daemon.workers.view import WorkerView
 
+_COMING = (WorkerState.STOPPED, WorkerState.STARTING, WorkerState.WARMING, WorkerState.BACKOFF)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -40,10 +42,12 @@ def readiness(services: Services) -> Verdict:
     if services.tenants.admission.draining:
         reasons.append("Bayard is stopping and takes no new requests")
     if not services.router.models():
-        views = services.supervisor.views()
-        reasons.extend(_why_not(view) for view in views)
-        if not views:
-            reasons.append(_why_none(services))
+        asked_for = services.router.on_demand()  # which a request would load, and wait for
+        views = [view for view in services.supervisor.views() if view.model not in asked_for]
+        if not asked_for or any(view.state in _COMING for view in views):
+            reasons.extend(_why_not(view) for view in views)
+            if not views:
+                reasons.append(_why_none(services))
     reasons.extend(liveness(services).reasons)
     return Verdict(not reasons, tuple(reasons))
 

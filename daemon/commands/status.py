@@ -46,17 +46,28 @@ def page(box: dict[str, Any], workers: list[dict[str, Any]]) -> str:
     lines = [
         f"{box['hostname']}  {box['state'].upper()}  bayard {box['version']}  up {_age(box.get('started_at'), as_of)}",
         f"plan      {box['plan'] or '-'}  ({box['plan_reason']})",
-        f"models    {', '.join(box['models']) or '-'}",
+        f"models    {', '.join(box['models']) or '-'}" + _on_demand(box),
         f"requests  {box['requests_running']} running, {box['requests_waiting']} waiting",
         f"http      {box['http'] or '-'}",
         f"grpc      {box['grpc'] or '-'}",
     ]
     lines += [f"!         {reason}" for reason in box["reasons"]]
     lines.append("")
-    lines += (
-        _worker_lines(workers, as_of) if workers else ["No worker is wanted: `bayard models import PATH` brings one."]
-    )
+    lines += _worker_lines(workers, as_of) if workers else [no_worker(box)]
     return "\n".join(lines)
+
+
+def no_worker(box: dict[str, Any]) -> str:
+    """Why there is none, and what would bring one."""
+    if box["on_demand"]:
+        return f"No worker runs: plan {box['plan']} loads {', '.join(box['on_demand'])} when asked for."
+    if box["plan"]:
+        return f"No worker runs for plan {box['plan']}: `bayard plan show {box['plan']}` tells what it loads."
+    return "No worker is wanted: `bayard models import PATH` brings one."
+
+
+def _on_demand(box: dict[str, Any]) -> str:
+    return f"; when asked for: {', '.join(box['on_demand'])}" if box["on_demand"] else ""
 
 
 def _worker_lines(workers: list[dict[str, Any]], as_of: datetime) -> list[str]:

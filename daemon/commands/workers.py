@@ -10,6 +10,7 @@ import typer
 
 from daemon.commands.client import admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from daemon.commands.status import no_worker
 from daemon.settings import Settings
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A worker, as `bayard workers list` names it.")]
@@ -33,11 +34,12 @@ def list_(
     """Every worker with its state, and why it is not ready."""
     with admin(settings_from(config, state_dir, run_dir)) as client:
         items = client.get("workers")["items"]
+        box = None if items or as_json else client.get("status")
     if as_json:
         print(json.dumps(items, indent=2))
         return
-    if not items:
-        print("no worker is wanted: no plan is active, or it names no model")
+    if box is not None:
+        print(no_worker(box))
     for item in items:
         print(f"{item['id']:<24} {item['state']:<9} {item['model']:<24} {item['reason']}")
         if item["fix"]:

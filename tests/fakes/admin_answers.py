@@ -29,6 +29,7 @@ def healthy() -> Answers:
             "reasons": [],
             "plan_reason": "rule office",
             "models": ["smollm2-135m"],
+            "on_demand": [],
             "http": "http://127.0.0.1:8080",
             "grpc": "127.0.0.1:8081",
             "admin_tls": None,

@@ -22,7 +22,7 @@ _GOING = frozenset({WorkerState.DRAINING, WorkerState.STOPPING, WorkerState.STOP
 
 
 class StatusAnswer(Answer):
-    """state: starting, serving, degraded, draining."""
+    """state: starting, serving, degraded, draining. on_demand: models that the next request for them loads."""
 
     hostname: str
     version: str
@@ -33,6 +33,7 @@ class StatusAnswer(Answer):
     workers_ready: int
     workers_wanted: int
     models: list[str]
+    on_demand: list[str]
     requests_running: int
     requests_waiting: int
     started_at: datetime
@@ -64,6 +65,7 @@ async def get_status(services: Services, caller: Viewer) -> StatusAnswer:
         workers_ready=sum(view.state is WorkerState.READY for view in wanted),
         workers_wanted=len(wanted),
         models=services.router.models(),
+        on_demand=sorted(services.router.on_demand()),
         requests_running=running,
         requests_waiting=waiting,
         started_at=services.started_at,

@@ -63,6 +63,9 @@ class InferenceService(stubs.InferenceServicer):  # type: ignore[misc]  # genera
                     embeds=replica.embeds,
                     embedding_dimensions=replica.embedding_dimensions,
                 )
+        for name, context_tokens in router.on_demand().items():  # what they can do is known once they are loaded
+            if router.may_use(principal.limits, name):
+                answer.models.add(id=name, created=int(now + router.since_mono), max_context_tokens=context_tokens)
         return answer
 
     async def _generate(self, request: GenerationRequest, context: Context, kind: Any) -> None:

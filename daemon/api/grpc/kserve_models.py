@@ -44,7 +44,7 @@ def config(services: Services, principal: Principal, name: str, version: str) ->
 def index(services: Services, principal: Principal, *, ready: bool) -> kp.RepositoryIndexResponse:
     """The models this key may use; with ready, only those that answer now."""
     answer = kp.RepositoryIndexResponse()
-    serving = services.router.models()
+    serving = {*services.router.models(), *services.router.on_demand()}  # a request loads these and waits
     waiting = {view.model: view for view in services.supervisor.views() if view.model not in serving}
     for name in sorted({*serving, *(() if ready else waiting)}):
         if services.router.may_use(principal.limits, name):
@@ -56,7 +56,10 @@ def index(services: Services, principal: Principal, *, ready: bool) -> kp.Reposi
 def is_ready(services: Services, principal: Principal, name: str, version: str) -> bool:
     """Raises: ModelNotFound for a version that there is not"""
     check_version(name, version)
-    return services.router.may_use(principal.limits, name) and name in services.router.models()
+    return services.router.may_use(principal.limits, name) and name in {
+        *services.router.models(),
+        *services.router.on_demand(),
+    }
 
 
 def _replica(services: Services, principal: Principal, name: str, version: str) -> Replica:

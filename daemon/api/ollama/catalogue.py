@@ -82,7 +82,8 @@ async def show(exchange: Exchange) -> None:
 def served_name(exchange: Exchange, asked: str) -> str:
     """The name that is meant: clients put `:latest` behind names that have no tag."""
     short = asked.removesuffix(":latest")
-    known = exchange.services.router.models()
+    router = exchange.services.router
+    known = {*router.models(), *router.on_demand()}
     return short if asked not in known and short in known else asked
 
 

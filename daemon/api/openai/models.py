@@ -31,23 +31,27 @@ async def retrieve_model(exchange: Exchange) -> None:
 def _visible(exchange: Exchange) -> list[str]:
     assert exchange.principal is not None
     router, limits = exchange.services.router, exchange.principal.limits
-    return [name for name in router.models() if router.may_use(limits, name)]
+    return [name for name in sorted({*router.models(), *router.on_demand()}) if router.may_use(limits, name)]
 
 
 def _model(exchange: Exchange, name: str) -> dict[str, Any]:
-    replica = exchange.services.router.replica_for(name)
-    since = int(time.time() - (time.monotonic() - replica.since_mono))
+    router = exchange.services.router
+    context_tokens, since_mono = router.on_demand().get(name), router.since_mono
+    if context_tokens is None:  # it is there: to look for its replica loads nothing
+        replica = router.replica_for(name)
+        context_tokens, since_mono = replica.max_context_tokens, replica.since_mono
+    since = int(time.time() - (time.monotonic() - since_mono))
     return {
         "id": name,
         "object": "model",
         "created": since,
         "owned_by": "bayard",
-        "max_model_len": replica.max_context_tokens,
+        "max_model_len": context_tokens,
         # as Anthropic's clients read it
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
-        "max_input_tokens": replica.max_context_tokens,
-        "max_tokens": replica.max_context_tokens,
+        "max_input_tokens": context_tokens,
+        "max_tokens": context_tokens,
     }

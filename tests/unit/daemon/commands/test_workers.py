@@ -21,10 +21,11 @@ class Daemon:
 
     def __init__(self, items: list[dict[str, Any]]) -> None:
         self.items, self.asked = items, []
+        self.box: dict[str, Any] = {"plan": None, "on_demand": []}
 
     def get(self, path: str) -> dict[str, Any]:
         self.asked.append(f"GET {path}")
-        return {"items": self.items}
+        return self.box if path == "status" else {"items": self.items}
 
     def post(self, path: str, **params: Any) -> dict[str, Any]:
         self.asked.append(f"POST {path}")
@@ -59,7 +60,10 @@ def test_list_as_json_is_what_the_daemon_said(daemon: Daemon, capsys: pytest.Cap
 def test_list_when_there_are_none_says_why(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.items = []
     assert run(["workers", "list"]) == 0
-    assert "no plan is active" in capsys.readouterr().out
+    assert "No worker is wanted" in capsys.readouterr().out
+    daemon.box = {"plan": "latency", "on_demand": ["one", "two"]}
+    assert run(["workers", "list"]) == 0
+    assert "plan latency loads one, two when asked for" in capsys.readouterr().out
 
 
 def test_restart_posts_the_quoted_name(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
