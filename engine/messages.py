@@ -227,10 +227,18 @@ class WorkerReady(Struct, frozen=True, tag=True):
     disk_bytes_per_s: float | None = None  # what the disk under them reads in sequence; None: not measurable
 
 
-def read_figures(ready: WorkerReady) -> str:
-    """How fast a worker's weights were read, beside what their disk reads in sequence, for people."""
+def read_figures(ready: WorkerReady, weights: str = "stored") -> str:
+    """How fast a worker's weights were read, beside what their disk reads in sequence, for people.
+
+    weights: as WorkerConfig.weights; where they are rounded, that is most of the work and no speed of the disk's
+    """
     if not ready.read_s:
         return "unknown"
+    if weights != "stored":
+        told = f"{ready.read_bytes / 1e6:,.0f} MB read and rounded to {weights} in {ready.read_s:.2f} s"
+        if ready.disk_bytes_per_s is None:
+            return told
+        return f"{told}; to read them takes {ready.read_bytes / ready.disk_bytes_per_s:.2f} s at the disk's speed"
     rate = ready.read_bytes / ready.read_s
     told = f"{ready.read_bytes / 1e6:,.0f} MB in {ready.read_s:.2f} s, {rate / 1e6:,.0f} MB/s"
     if ready.disk_bytes_per_s is None:

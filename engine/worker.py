@@ -135,7 +135,7 @@ class Worker:
             read_s=engine.read_s,
             disk_bytes_per_s=disk_rate,
         )
-        log.info("weights_read %s", read_figures(ready))
+        log.info("weights_read %s", read_figures(ready, self.config.weights))
         self._send(ready)
         return engine
 

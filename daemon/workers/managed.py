@@ -256,7 +256,7 @@ class ManagedWorker:
         assert now.ready is not None
         self._on_warming()
         self._history.was_ready(run_id, now.pid)
-        told = f"loaded in {now.ready.load_s:.1f} s; weights: {read_figures(now.ready)}"
+        told = f"loaded in {now.ready.load_s:.1f} s; weights: {read_figures(now.ready, now.config.weights)}"
         while await self._serve_until_asked(now, told) and self._asked(now) is Asked.SLEEP:
             if (woken := await self._doze(now)) is None:
                 return

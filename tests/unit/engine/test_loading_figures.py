@@ -123,3 +123,9 @@ def test_disk_is_measured_past_the_cache_or_not_at_all(tmp_path):
 def test_read_figures_compare_with_the_disk_where_it_is_known(read_s, disk, told):
     ready = WorkerReady(3, 1, "m", "cpu", 8, 0, 0, 1.0, read_bytes=100_000_000, read_s=read_s, disk_bytes_per_s=disk)
     assert read_figures(ready) == told
+
+
+def test_time_that_rounding_takes_is_not_called_the_disks():
+    ready = WorkerReady(3, 1, "m", "cpu", 8, 0, 0, 1.0, read_bytes=100_000_000, read_s=16.0, disk_bytes_per_s=1e9)
+    told = "100 MB read and rounded to int8 in 16.00 s; to read them takes 0.10 s at the disk's speed"
+    assert read_figures(ready, "int8") == told
