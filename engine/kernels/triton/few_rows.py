@@ -1,6 +1,7 @@
 """A quantised weight times up to four rows: which kernel reads the codes once, and with which tiles.
 
-Any of these numbers of rows has the same kernel and the same parts of K, so that a row's result depends on no other.
+Whole-number codes have the same kernel and the same parts of K for any of these numbers of rows, so that a row's result
+depends on no other; E4M3 codes for one and two, and the kernel for tiles of rows beyond.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from engine.kernels.triton.fine_rows import FineRows
 from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.quant_dots import DotsTiles
 from engine.kernels.triton.quant_gemv import GemvTiles, quant_gemv
+from engine.kernels.triton.tile_rows import tile_rows
 
 MAX_ROWS = 4
 FewTiles = GemvTiles | DotsTiles | Fp8Tiles
@@ -29,6 +31,8 @@ def few_rows(
     """Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K); bias [N] -> [M, N]"""
     if quant_dots.takes(weight):
         return of_fine(quant_dots.form(weight).rows(x), weight, x.dtype, bias, tiles)
+    if fp8_rows.takes(weight) and x.shape[0] > fp8_rows.MAX_ROWS:
+        return tile_rows(x, weight, bias)
     if fp8_rows.takes(weight):
         assert tiles is None or isinstance(tiles, Fp8Tiles), tiles
         return fp8_rows.fp8_rows(x, weight, bias, tiles)

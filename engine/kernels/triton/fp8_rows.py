@@ -1,4 +1,4 @@
-"""A weight of E4M3 codes times up to four rows, exact activations: bound by reading the codes once.
+"""A weight of E4M3 codes times one or two rows, exact activations: bound by reading the codes once.
 
 Codes become floats by a conversion of two where the device has it, else by moving bits through float16, which keeps the
 small ones. The first codes are asked for before the rows are there. A program owns some output columns for all of K.
@@ -23,7 +23,7 @@ from engine.kernels.triton.device import converts_fp8, speaks_ptx
 from engine.kernels.triton.layouts import _apart, _within
 from engine.kernels.triton.tuned import few_key, tuned
 
-MAX_ROWS = 4
+MAX_ROWS = 2  # each further row costs as much again as a third of the first one: tiles of rows take less for three
 MORE_ROWS_N = 4  # columns of a program for more than one row, at most
 SHIFTED = 256.0  # float16 made by moving an E4M3's bits lacks the difference of the exponents' biases
 
@@ -162,7 +162,7 @@ def fp8_rows(
 ) -> torch.Tensor:
     """by_bits: also where the device converts.
 
-    Shapes: x [M, K], M from 1 to 4; weight (N, K), as takes() wants; bias [N] -> [M, N]
+    Shapes: x [M, K], M 1 or 2; weight (N, K), as takes() wants; bias [N] -> [M, N]
     """
     rows, depth = x.shape
     columns = weight.shape[0]

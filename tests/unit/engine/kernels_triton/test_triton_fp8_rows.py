@@ -30,7 +30,7 @@ def test_fp8_rows_match_float64(dtype: torch.dtype, group: int | None, by_bits: 
     weight = random_weight(group, 9, 640)
     packed = coded(weight)
     assert takes(packed)
-    for rows, tiles in ((1, None), (4, Fp8Tiles(8, 64, 1)), (3, Fp8Tiles(2, 256, 2))):
+    for rows, tiles in ((1, None), (2, Fp8Tiles(8, 64, 1)), (2, Fp8Tiles(2, 256, 2))):
         x = torch.randn(rows, 640, device=DEVICE).to(dtype)
         bias = torch.randn(9, device=DEVICE).to(dtype) if rows > 1 else None
         truth = x.double() @ weight.dequantize().double().T + (0.0 if bias is None else bias.double())
