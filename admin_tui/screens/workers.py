@@ -135,7 +135,7 @@ def empty_lines(workers: Workers) -> list[Line]:
     if workers.items:
         return []
     return [
-        plain("No workers: no plan is active, or the active one names no model, or loads them when asked for."),
+        plain("No workers: no plan is active, or the active one names no model."),
         plain("fix: bayard models import FILE"),
     ]
 
