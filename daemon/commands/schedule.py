@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from datetime import date, datetime
 from typing import Annotated, Any
+from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import typer
 
 from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
-from daemon.commands.schedule_live import hold, override, preview
+from daemon.commands.schedule_live import hold, override, preview, until
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Which plan runs when.")
 
@@ -84,7 +85,7 @@ def remove(
     """Remove a rule; what it held in force ends at once."""
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            reach.admin.delete(f"schedule/rules/{name}")
+            reach.admin.delete(f"schedule/rules/{quote(name, safe='')}")
         else:
             reach.parts().rules.remove(name)
             reach.record("schedule.remove", f"rule:{name}")
@@ -100,7 +101,8 @@ def change(
     timezone: Annotated[str | None, typer.Option("--timezone", help="IANA zone.")] = None,
     except_: ExceptOption = None,
     every_date: Annotated[bool, typer.Option("--no-exceptions", help="Forget the dates without it.")] = False,
-    on: Annotated[bool | None, typer.Option("--on/--off", help="Whether it holds at all.")] = None,
+    on: Annotated[bool, typer.Option("--on", help="Let it hold again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Let it hold no more, and keep it.")] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -109,8 +111,12 @@ def change(
     """Switch a rule on or off, or give it another start, length, plan, zone or other dates without it."""
     from daemon.commands.durations import seconds_of
 
+    if on and off:
+        raise typer.BadParameter("--on and --off exclude each other")
+    if every_date and except_:
+        raise typer.BadParameter("--except and --no-exceptions exclude each other; --except alone replaces the dates")
     asked = {
-        "enabled": on, "cron": cron, "plan": plan, "timezone": timezone,
+        "enabled": on if on or off else None, "cron": cron, "plan": plan, "timezone": timezone,
         "duration_s": None if for_ is None else seconds_of(for_),
     }  # fmt: skip
     body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
@@ -118,7 +124,7 @@ def change(
         body["except_dates"] = [_date(day).isoformat() for day in except_ or ()]
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            item = reach.admin.patch(f"schedule/rules/{name}", body)["item"]
+            item = reach.admin.patch(f"schedule/rules/{quote(name, safe='')}", body)["item"]
         else:
             dates = {"except_dates": [_date(day) for day in except_ or ()]} if "except_dates" in body else {}
             item = rule_item(reach.parts().rules.change(name, **(body | dates)))
@@ -173,7 +179,7 @@ def show(
     if as_json:
         print(json.dumps({"now": now, "timeline": told}, indent=2))
         return
-    print(f"now: plan {now['plan'] or 'none'}: {now['reason']}")
+    print(f"now: plan {now['plan'] or 'none'}{until(now)}: {now['reason']}")
     print(f"{told['date']} ({told['timezone']})")
     zone = ZoneInfo(told["timezone"])
     for item in told["items"]:
@@ -209,7 +215,8 @@ def _now(parts: Any) -> dict[str, Any]:
     from daemon.strategy.schedule import plan_at
 
     decision = plan_at(parts.rules.all(), utc_now(), parts.plans.default(), parts.rules.override())
-    return {"plan": decision.plan, "reason": decision.reason, "rule": decision.rule}
+    ends = None if decision.until_at is None else decision.until_at.isoformat()
+    return {"plan": decision.plan, "until_at": ends, "reason": decision.reason, "rule": decision.rule}
 
 
 def _timeline(parts: Any, wanted: date | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ def hold(
     body = {"reason": reason, "for_s": _seconds(for_)}
     with admin(settings_from(config, state_dir, run_dir)) as client:
         told = client.post("schedule/hold", body, dry_run="true" if dry_run else None)
-    _show(told, as_json, dry_run, lambda: f"plan {told['plan']} is held: {told['reason']}")
+    _show(told, as_json, dry_run, lambda: f"plan {told['plan']} is held{until(told)}: {told['reason']}")
 
 
 def override(
@@ -45,6 +46,8 @@ def override(
     """Put a plan above the rules, for a time or until it is cleared."""
     if clear == bool(plan):
         raise typer.BadParameter("name a plan, or --clear the override that there is")
+    if clear and (for_ is not None or reason or dry_run):
+        raise typer.BadParameter("--clear takes no --for, --reason or --dry-run")
     if clear:
         with admin(settings_from(config, state_dir, run_dir)) as client:
             told = client.delete("schedule/overrides/current")
@@ -83,6 +86,13 @@ def preview(
             )
     if told["problem"]:
         print(f"it would be refused: {told['problem']}")
+
+
+def until(told: dict[str, Any]) -> str:
+    """When what is in force ends, in local time; nothing where no end is near."""
+    if told["until_at"] is None:
+        return ""
+    return f" until {datetime.fromisoformat(told['until_at']).astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def _seconds(text: str | None) -> int | None:

@@ -17,7 +17,8 @@ from apscheduler.triggers.cron import CronTrigger
 from engine.errors import InvalidParameter
 
 _DAY_NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_ITEM = re.compile(r"^(\*|[a-z]{3}|\d)(?:-([a-z]{3}|\d))?(?:/(\d+))?$")
+_ITEM = re.compile(r"^(\*|[a-z]{3}|[0-9])(?:-([a-z]{3}|[0-9]))?(?:/([0-9]+))?$")
+_MOST_CHARACTERS = 256  # every minute of an hour one by one takes 170
 
 
 class CronStarts:
@@ -28,6 +29,13 @@ class CronStarts:
     """
 
     def __init__(self, expression: str, zone: tzinfo, except_dates: Collection[date] = ()) -> None:
+        if len(expression) > _MOST_CHARACTERS or not expression.isascii():
+            what = "has characters other than ASCII" if not expression.isascii() else f"has {len(expression):,}"
+            raise InvalidParameter(
+                f"the cron expression {expression[:40]!r} {what}; it may have {_MOST_CHARACTERS} of ASCII.",
+                "Ranges and steps are shorter than lists: '*/5' or '1-5'.",
+                param="cron",
+            )
         fields = expression.lower().split()
         if len(fields) != 5:
             raise InvalidParameter(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sqlalchemy import delete, select
@@ -54,13 +56,13 @@ class Rules:
         Raises: InvalidParameter for a bad name, cron, duration or zone; NotFound for the plan; Conflict for a name that
         is taken or another plan's rule that starts at the same instant.
         """
-        zone = timezone or self.timezone
+        zone, cron = timezone or self.timezone, _in_one_line(cron)
         candidate = Rule(0, name, cron, duration_s, plan, zone, except_dates=_in_order(except_dates))
         self._check(candidate)
 
         def write(session: Session) -> Rule:
             if session.get(Plan, plan) is None:
-                raise NotFound(f"there is no plan {plan!r}.", "`bayard plan list` names them.", param="plan")
+                raise NotFound(f"there is no plan {plan[:64]!r}.", "`bayard plan list` names them.", param="plan")
             if session.scalars(select(ScheduleRule.id).where(ScheduleRule.name == name)).first() is not None:
                 raise Conflict(f"there is a schedule rule {name} already.", f"`bayard schedule remove {name}` first.")
             others = [_rule(row) for row in session.scalars(select(ScheduleRule))]
@@ -96,7 +98,7 @@ class Rules:
         except_dates: Sequence[date] = (),
     ) -> tuple[Rule, str | None]:
         """A rule that is not stored, and why it would be refused beside others. Raises: InvalidParameter"""
-        zone = timezone or self.timezone
+        zone, cron = timezone or self.timezone, _in_one_line(cron)
         rule = Rule(-1, name, cron, duration_s, plan, zone, except_dates=_in_order(except_dates))
         self._check(rule)
         return rule, clashes(rule, others, self._clock())
@@ -111,7 +113,7 @@ class Rules:
 
         if not self._store.write_sync(write):
             names = ", ".join(rule.name for rule in self.all()) or "none"
-            raise NotFound(f"there is no schedule rule {name!r}.", f"There are: {names}.", param="name")
+            raise NotFound(f"there is no schedule rule {name[:64]!r}.", f"There are: {names}.", param="name")
         self._events.publish("schedule", name, "added", "removed", "removed by an operator")
 
     def change(
@@ -125,29 +127,38 @@ class Rules:
         timezone: str | None = None,
         except_dates: Sequence[date] | None = None,
     ) -> Rule:
-        """What is named changes, checked as a new rule is; None leaves it.
+        """What is named changes, checked as a new rule is; None leaves it. An empty timezone is the setting's.
 
         Raises: NotFound; InvalidParameter, Conflict as add
         """
+
+        asked: dict[str, Any] = {
+            "enabled": enabled,
+            "cron": None if cron is None else _in_one_line(cron),
+            "duration_s": duration_s,
+            "plan": plan,
+            "timezone": None if timezone is None else timezone or self.timezone,
+            "except_dates": None if except_dates is None else _in_order(except_dates),
+        }
 
         def write(session: Session) -> Rule:
             row = session.scalars(select(ScheduleRule).where(ScheduleRule.name == name)).first()
             if row is None:
                 raise NotFound(
-                    f"there is no schedule rule {name!r}.", "`bayard schedule list` names them.", param="name"
+                    f"there is no schedule rule {name[:64]!r}.", "`bayard schedule list` names them.", param="name"
                 )
-            row.enabled = row.enabled if enabled is None else enabled
-            row.cron, row.plan = cron or row.cron, plan or row.plan
-            row.duration_s, row.timezone = duration_s or row.duration_s, timezone or row.timezone
-            if except_dates is not None:
-                row.exceptions_json = _dates_json(_in_order(except_dates))
-            changed = _rule(row)
+            changed = replace(_rule(row), **{key: value for key, value in asked.items() if value is not None})
             if session.get(Plan, changed.plan) is None:
-                raise NotFound(f"there is no plan {changed.plan!r}.", "`bayard plan list` names them.", param="plan")
+                raise NotFound(
+                    f"there is no plan {changed.plan[:64]!r}.", "`bayard plan list` names them.", param="plan"
+                )
             self._check(changed)
             others = [_rule(other) for other in session.scalars(select(ScheduleRule))]
             if changed.enabled and (clash := clashes(changed, others, self._clock())) is not None:
                 raise Conflict(f"rule {name} is ambiguous: {clash}.", "Move one of the two starts.")
+            row.enabled, row.cron, row.duration_s = changed.enabled, changed.cron, changed.duration_s
+            row.plan, row.timezone = changed.plan, changed.timezone
+            row.exceptions_json = _dates_json(changed.except_dates)
             session.flush()
             return changed
 
@@ -179,7 +190,7 @@ class Rules:
 
         def write(session: Session) -> None:
             if session.get(Plan, plan) is None:
-                raise NotFound(f"there is no plan {plan!r}.", "`bayard plan list` names them.", param="plan")
+                raise NotFound(f"there is no plan {plan[:64]!r}.", "`bayard plan list` names them.", param="plan")
             session.execute(delete(ScheduleOverride))
             session.add(
                 ScheduleOverride(
@@ -224,7 +235,9 @@ class Rules:
             ZoneInfo(rule.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
             raise InvalidParameter(
-                f"there is no time zone {rule.timezone!r}.", "Use an IANA name such as Europe/Berlin.", param="timezone"
+                f"there is no time zone {rule.timezone[:64]!r}.",
+                "Use an IANA name such as Europe/Berlin.",
+                param="timezone",
             ) from error
         if len(rule.except_dates) > _MOST_EXCEPTIONS:
             raise InvalidParameter(
@@ -256,6 +269,10 @@ def _rule(row: ScheduleRule) -> Rule:
     except_dates = tuple(date.fromisoformat(day) for day in json.loads(row.exceptions_json))
     zone = row.timezone or "UTC"
     return Rule(row.id, row.name, row.cron, row.duration_s, row.plan, zone, row.enabled, except_dates)
+
+
+def _in_one_line(cron: str) -> str:
+    return " ".join(cron.split())
 
 
 def _in_order(dates: Sequence[date]) -> tuple[date, ...]:

@@ -14,7 +14,9 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from daemon.strategy.cron import CronStarts
+from engine.errors import InvalidParameter
 
+FIRST_YEAR, LAST_YEAR = 2000, 2999  # nearer the ends of the calendar no start can be counted on from
 _HORIZON = timedelta(days=8)
 _MOST_BOUNDARIES = 100
 
@@ -54,7 +56,7 @@ class Override:
 class Decision:
     plan: str | None  # None: nothing is to run
     since_at: datetime | None  # None: since before the horizon, or by default
-    until_at: datetime | None  # None: no change within the next days
+    until_at: datetime | None  # of an override its end, else the next change; None: none within the next days
     reason: str
     rule: str | None = None  # name of the rule that decided
 
@@ -104,7 +106,14 @@ def timeline(
 def day_of(
     rules: Sequence[Rule], day: date, zone: ZoneInfo, default: str | None, override: Override | None = None
 ) -> list[tuple[datetime, datetime, Decision]]:
-    """The segments of one local day, in local time; a day of a clock change has 23 or 25 hours."""
+    """The segments of one local day, in local time; a day of a clock change has 23 or 25 hours.
+
+    Raises: InvalidParameter for a day that no schedule reaches
+    """
+    if not FIRST_YEAR <= day.year <= LAST_YEAR:
+        raise InvalidParameter(
+            f"{day} is not in the years {FIRST_YEAR} to {LAST_YEAR}.", "Ask for a nearer day.", param="date"
+        )
     begin = datetime.combine(day, time(), zone)
     end = datetime.combine(day + timedelta(days=1), time(), zone)
     found = timeline(rules, begin.astimezone(UTC), end.astimezone(UTC), default, override)
@@ -142,6 +151,8 @@ def _in_force(override: Override, now: datetime) -> bool:
 def _until(
     rules: Sequence[Rule], now: datetime, default: str | None, override: Override | None, decided: Decision
 ) -> datetime | None:
+    if override is not None and _in_force(override, now):  # its end is told even where the same plan goes on
+        return override.ends_at
     moment = now
     for _ in range(_MOST_BOUNDARIES):
         left = now + _HORIZON - moment

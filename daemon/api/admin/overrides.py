@@ -126,7 +126,9 @@ async def post_hold(
         raise Conflict("no plan is in force; there is nothing to hold.", "`bayard plan list` shows the plans.")
     if dry_run:
         coming = (
-            f"the change to {view.next_plan} at {view.until_at} does not come" if view.until_at else "no change is near"
+            "no change is near"
+            if view.until_at is None or view.next_plan == view.plan
+            else f"the change to {view.next_plan} at {view.until_at} does not come"
         )
         return Consequences(consequences=[f"plan {view.plan} stays", coming])
     before = await in_force(services)

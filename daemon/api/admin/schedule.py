@@ -104,7 +104,7 @@ async def get_rule(name: str, services: Services, caller: Viewer) -> RuleAnswer:
     for rule in await asyncio.to_thread(services.rules.all):
         if rule.name == name:
             return RuleAnswer(item=_item(rule))
-    raise NotFound(f"there is no schedule rule {name!r}.", "`bayard schedule list` names them.", param="name")
+    raise NotFound(f"there is no schedule rule {name[:64]!r}.", "`bayard schedule list` names them.", param="name")
 
 
 @router.patch("/rules/{name}")

@@ -30,6 +30,13 @@ def test_weekday_numbers_mean_what_crontab_says() -> None:
     assert len(starts("0 8 * * */2", monday, 7)) == 4
 
 
+@pytest.mark.parametrize("cron", ["1," * 5000 + "1 * * * *", "\u0665 * * * *", "0 8 * * \u0665", "0 8 * * mon-\u0665"])
+def test_expression_that_is_too_long_or_has_foreign_digits_is_refused(cron: str) -> None:
+    with pytest.raises(InvalidParameter, match="ASCII") as caught:
+        CronStarts(cron, BERLIN)
+    assert len(caught.value.message) < 200
+
+
 def test_both_day_fields_given_either_matches() -> None:
     found = starts("0 8 10 * mon", datetime(2026, 6, 1, tzinfo=UTC), 14)
     assert [s.day for s in found] == [1, 8, 10]

@@ -7,10 +7,12 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.strategy.schedule import Override, Rule, clashes, day_of, plan_at, starts_of, timeline
+from engine.errors import InvalidParameter
 
 DAY = Rule(1, "day", "0 8 * * mon-fri", 10 * 3600, "latency", "Europe/Berlin")
 NOON = Rule(2, "noon", "0 12 * * *", 3600, "lunch", "Europe/Berlin")
@@ -74,6 +76,17 @@ def test_override_stands_above_rules_until_it_ends() -> None:
     assert plan_at([DAY], at("2026-06-01T11:00"), "n", override).plan == "latency"
     forever = Override("special", at("2026-06-01T09:00"), None)
     assert plan_at([DAY], at("2027-06-01T10:00"), "n", forever).until_at is None
+
+
+def test_override_says_when_it_ends_though_the_same_plan_goes_on() -> None:
+    held = Override("n", at("2026-06-01T02:00"), at("2026-06-01T02:05"), "held", "ana")
+    assert plan_at([], at("2026-06-01T02:01"), "n", held).until_at == at("2026-06-01T02:05")
+
+
+@pytest.mark.parametrize("day", [date.min, date.max, date(9999, 12, 30), date(1969, 12, 31)])
+def test_day_at_an_end_of_the_calendar_is_refused(day: date) -> None:
+    with pytest.raises(InvalidParameter, match="years 2000 to 2999"):
+        day_of([DAY], day, ZoneInfo("Pacific/Auckland"), "n")
 
 
 def test_until_skips_changes_that_keep_the_plan() -> None:
