@@ -6,13 +6,14 @@ import json
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from typer.core import TyperGroup
 
 from daemon.commands.client import Reach, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
-from daemon.commands.plan_live import adapt, on_demand, rollback
+from daemon.commands.plan_live import adapt, following, on_demand, rollback
 from daemon.planning.kv_bytes import KvPrecision
 from daemon.planning.strategy import Strategy
 from daemon.settings import Settings
@@ -106,6 +107,9 @@ def save(
     users: UsersOption = None,
     weights: WeightsOption = None,
     kv: KvOption = None,
+    even: Annotated[
+        bool, typer.Option("--replace-automatic", help="Even in the place of a plan that imports keep up to date.")
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -113,12 +117,12 @@ def save(
 ) -> None:
     """Plan models together and keep the outcome under a name."""
     body = {"strategy": strategy.value, "models": models, "context_tokens": context, "users": users}
-    body |= {"weights": weights, "kv_dtype": kv}
+    body |= {"weights": weights, "kv_dtype": kv, "replace_automatic": even}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            item = reach.admin.put(f"plans/{name}", body)["item"]
+            item = reach.admin.put(f"plans/{quote(name, safe='')}", body)["item"]
         else:
-            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users, weights, kv), None)
+            item = plan_item(reach.parts().desk.save(name, strategy, models, context, users, weights, kv, even), None)
             reach.record("plan.save", f"plan:{name}", body)
     print(json.dumps(item, indent=2) if as_json else f"saved {_line(item)}")
 
@@ -141,14 +145,14 @@ def activate(
     for_s = None if for_ is None else seconds_of(for_)
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            told = reach.admin.post(f"plans/{name}/activate", {"for_s": for_s, "reason": reason})
+            told = reach.admin.post(f"plans/{quote(name, safe='')}/activate", {"for_s": for_s, "reason": reason})
         else:
             told = _activate_offline(reach, name, for_s, reason)
     if as_json:
         print(json.dumps(told, indent=2))
         return
     until = "" if told["until_at"] is None else f" until {told['until_at']}"
-    print(f"plan {told['plan']} is in force{until}: {told['reason']}")
+    print(f"plan {told['plan']} is in force{until}: {told['reason']}{following(told)}")
 
 
 @app.command("list")
@@ -196,7 +200,7 @@ def show(
 
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            item = reach.admin.get(f"plans/{name}")["item"]
+            item = reach.admin.get(f"plans/{quote(name, safe='')}")["item"]
         else:
             parts = reach.parts()
             item = plan_item(parts.plans.get(name), _in_force(parts))
@@ -228,7 +232,7 @@ def diff(
 
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            items = reach.admin.get(f"plans/{old}/diff", to=new)["items"]
+            items = reach.admin.get(f"plans/{quote(old, safe='')}/diff", to=new)["items"]
         else:
             from daemon.strategy.plans import diff as difference
 
@@ -256,7 +260,7 @@ def delete(
     """Forget a plan; refused while a rule, an override or the default names it."""
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            reach.admin.delete(f"plans/{name}")
+            reach.admin.delete(f"plans/{quote(name, safe='')}")
         else:
             reach.parts().plans.delete(name)
             reach.record("plan.delete", f"plan:{name}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -27,10 +28,12 @@ def adapt(
     as_json: JsonOption = False,
 ) -> None:
     """Let measured load move the plan's streams and chunks, between the latency and the throughput end."""
+    if off and (least, most, dwell) != (None, None, None):
+        raise typer.BadParameter("--off takes no --least, --most or --dwell")
     body = {"on": not off, "least_streams": least, "most_streams": most, "dwell_s": dwell}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            item = reach.admin.put(f"plans/{name}/adaptive", body)["item"]
+            item = reach.admin.put(f"plans/{quote(name, safe='')}/adaptive", body)["item"]
         else:
             from daemon.commands.plan import plan_item
             from daemon.strategy.adapting import adapt as make_adaptive
@@ -60,8 +63,9 @@ def on_demand(
     name: PlanArgument,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An imported model.")],
     keep_alive: Annotated[
-        str, typer.Option("--keep-alive", metavar="TIME", help="Unused for so long it is put away: 90s, 10m, 2h.")
-    ] = "10m",
+        str | None,
+        typer.Option("--keep-alive", metavar="TIME", help="Unused for so long it is put away: 90s, 2h; else 10m."),
+    ] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Once loaded it stays.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Load it always.")] = False,
     config: ConfigOption = None,
@@ -72,11 +76,14 @@ def on_demand(
     """Load a model of a plan when it is asked for, and put it away when it is not."""
     from daemon.commands.durations import seconds_of
 
+    if off and (pin or keep_alive is not None):
+        raise typer.BadParameter("--off takes no --pin or --keep-alive")
+    keep_alive = keep_alive or "10m"
     keep_alive_s = seconds_of(keep_alive)
     body = {"model": model, "on": not off, "keep_alive_s": keep_alive_s, "pinned": pin}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:
-            item = reach.admin.put(f"plans/{name}/on-demand", body)["item"]
+            item = reach.admin.put(f"plans/{quote(name, safe='')}/on-demand", body)["item"]
         else:
             from daemon.commands.plan import plan_item
             from daemon.strategy.demanding import load_always, load_on_demand
@@ -107,4 +114,14 @@ def rollback(
     """Put the plan in force that was so before the present one. The service must run."""
     with admin(settings_from(config, state_dir, run_dir)) as client:
         told = client.post("plans/rollback", {"reason": reason})
-    print(json.dumps(told, indent=2) if as_json else f"plan {told['plan']} is in force: {told['reason']}")
+    text = f"plan {told['plan']} is in force: {told['reason']}{following(told)}"
+    print(json.dumps(told, indent=2) if as_json else text)
+
+
+def following(told: dict[str, Any]) -> str:
+    """What is still to be done for a plan that is in force by now; empty where its workers are as it wants them."""
+    if told.get("problem"):
+        return f"\nits workers do not follow: {told['problem']}"
+    if told.get("converged", True):
+        return ""
+    return "\nits workers follow once running streams have ended: `bayard status` shows how far they are"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from daemon.models.checkpoint_files import is_pickle, is_wanted, pickle_refusal
 from daemon.models.copying import Cancelled, Report
 from daemon.models.record import ImportProgress
 from engine.errors import Conflict, StoreError, UnsupportedFormat
+from engine.spec.place import mode_at
 
 _CHUNK_BYTES = 4 << 20
 _SPARE_BYTES = 256 << 20
@@ -26,7 +28,9 @@ _MARK = ".archive.json"
 
 def is_tar(path: Path) -> bool:
     """Whether the file is a tar archive that Python's library reads. Blocks: for its head."""
-    return path.is_file() and path.suffix not in (".gguf", ".safetensors") and tarfile.is_tarfile(path)
+    return (
+        stat.S_ISREG(mode_at(path) or 0) and path.suffix not in (".gguf", ".safetensors") and tarfile.is_tarfile(path)
+    )
 
 
 def unpack(path: Path, folder: Path, report: Report, cancelled: Cancelled) -> Path:

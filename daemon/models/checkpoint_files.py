@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import NotFound, UnsupportedFormat
+from engine.errors import UnsupportedFormat
 from engine.spec.model_spec import CheckpointFormat, ModelSpec
+from engine.spec.place import require_plain
 
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".th", ".joblib"})
 _ARCHIVE_SUFFIXES = frozenset({".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z", ".rar"})
@@ -46,11 +47,10 @@ def refuse_foreign(path: Path) -> None:
     """Turn away what can never be imported, with the way to something that can.
 
     Raises: NotFound; UnsupportedFormat for pickles, whose loading would run code, for archives, and for names that
-    cannot be printed.
+    cannot be printed; ConfigError for what may not be read.
     """
     _require_printable(path)
-    if not path.exists():
-        raise NotFound(f"there is no file or folder {path}.", "Check the path; it is seen from the server's side.")
+    require_plain(path)
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(4)
@@ -62,8 +62,6 @@ def refuse_foreign(path: Path) -> None:
                 "Unpack it and import the folder or the .gguf file; only tar, tar.gz, tar.xz and tar.bz2 are read.",
             )
         return
-    if not path.is_dir():
-        raise UnsupportedFormat(f"{path} is neither a file nor a folder.", "Import a .gguf file or a folder.")
     for entry in path.iterdir():
         _require_printable(entry)
     names = [entry.name for entry in path.iterdir() if entry.is_file()]

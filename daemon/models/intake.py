@@ -11,6 +11,7 @@ from daemon.models.naming import name_from_path, place_for
 from daemon.models.record import ImportProgress, ModelRecord
 from daemon.models.registry import ModelRegistry, never_cancelled, no_report
 from engine.errors import InvalidParameter, UnsupportedFormat
+from engine.spec.place import place_of
 
 UNPACKED = ".unpacked"
 
@@ -25,14 +26,14 @@ def import_any(
     base: str | None = None,
 ) -> ModelRecord:
     """As ModelRegistry.import_model, and tar archives too. Blocks. Raises: as that, and as archive.unpack"""
-    path = path.expanduser().absolute()
+    path = place_of(str(path)).absolute()
     if not is_tar(path):
         return registry.import_model(path, name, link, report, cancelled, base)
     if link:
         raise InvalidParameter(
             f"{path.name} is an archive: nothing in it can be used where it lies.", "Leave --link out.", param="link"
         )
-    report(ImportProgress("checking", path.name, 0, 0))
+    report(ImportProgress("checking", path.name[:128], 0, 0))
     stem = path.name.removesuffix(".tgz").split(".tar")[0]
     folder = registry.folder / UNPACKED / place_for(str(path).encode())
     try:

@@ -31,6 +31,7 @@ from engine.spec import read_spec
 from engine.spec.adapter_spec import is_adapter, read_adapter
 from engine.spec.model_spec import CheckpointFormat, ModelSpec
 from engine.spec.packed_names import packed_files_of
+from engine.spec.place import place_of
 
 _PARTIAL = ".partial"
 
@@ -93,8 +94,8 @@ class ModelRegistry:
         Raises: UnsupportedFormat, NotFound, InvalidParameter; Conflict for a name that is taken or when cancelled;
         StoreError for a disk that is full or a file that changes meanwhile.
         """
-        path = path.expanduser().absolute()
-        report(ImportProgress("checking", path.name, 0, 0))
+        path = place_of(str(path)).absolute()
+        report(ImportProgress("checking", path.name[:128], 0, 0))
         refuse_foreign(path)
         files, _, _ = self._looked_at(path, base)
         chosen = check_model_name(name) if name is not None else name_from_path(path)
@@ -276,7 +277,7 @@ class ModelRegistry:
         names = self.names()
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names) or 'none yet'}."
-        return ModelNotFound(f"there is no imported model {name!r}.", hint, param="model")
+        return ModelNotFound(f"there is no imported model {name[:128]!r}.", hint, param="model")
 
 
 def _base(record: ModelRecord) -> Path:

@@ -15,7 +15,15 @@ from daemon.planning.kv_bytes import element_bytes
 from daemon.planning.kv_precision import offered_kv
 from daemon.planning.merit import merit
 from daemon.planning.pace import Pace, as_measured
-from daemon.planning.precisions import WORTH, WhenToRound, is_rounding, offered_precisions, only_if_asked, rounding_note
+from daemon.planning.precisions import (
+    WORTH,
+    WhenToRound,
+    against_strategy,
+    is_rounding,
+    offered_precisions,
+    only_if_asked,
+    rounding_note,
+)
 from daemon.planning.profile import Candidate, Choice, PlanAnswer, Profile, WhyNot
 from daemon.planning.rates import DeviceRates
 from daemon.planning.request import Request as Request
@@ -104,7 +112,7 @@ class Planner:
             return None
         best = ranked[0].profile
         if not _rounds(ranked[0], request):
-            return best
+            return replace(best, choices=(*best.choices, *against_strategy(best)))
         why = f"nothing more exact fits, and workers.round_weights is {self.rounding}; {ranked[0].note}"
         return replace(best, choices=(*best.choices, Choice("accuracy", best.weights, why)))
 

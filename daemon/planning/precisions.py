@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from daemon.planning.budget import DeviceBudget
 from daemon.planning.kv_bytes import BYTE_KINDS
-from daemon.planning.profile import Candidate, Profile, WhyNot
+from daemon.planning.profile import Candidate, Choice, Profile, WhyNot
 from daemon.planning.strategy import GOALS, Strategy
 from daemon.planning.units import human_bytes
 from engine.spec.model_spec import ModelSpec
@@ -65,6 +65,15 @@ def is_rounding(profile: Profile, weights: str | None, kv_dtype: str | None) -> 
     """Whether it would make the model less exact than what was asked for, or what it is by itself."""
     rounds_weights = profile.weights != WeightPrecision.STORED and weights is None
     return rounds_weights or (profile.kv_dtype in BYTE_KINDS and kv_dtype is None)
+
+
+def against_strategy(profile: Profile) -> tuple[Choice, ...]:
+    """Where rounding was asked for with a strategy that rounds nothing by itself: the wish wins, and that is said."""
+    asking = _asking(profile)
+    if not asking or not GOALS[profile.strategy].prefers_exact_kv:
+        return ()
+    why = f"asked for, and that wins: by itself the strategy {profile.strategy} rounds nothing"
+    return (Choice("accuracy", " ".join(asking), why),)
 
 
 def only_if_asked(candidates: Sequence[Candidate], budgets: Sequence[DeviceBudget]) -> tuple[WhyNot, ...]:

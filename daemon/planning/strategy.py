@@ -95,6 +95,6 @@ GOALS: dict[Strategy, Goal] = {
         chunk_max_tokens=1024,
         guessed_tokens=0,
         prefers_exact_kv=True,
-        meaning="nothing is rounded further than the checkpoint already is",
+        meaning="nothing is rounded further than the checkpoint already is, unless asked for",
     ),
 }

@@ -30,7 +30,7 @@ def load_on_demand(
     always = [p for p in plan.profiles if p.on_demand is None and p.model != model]
     profile = plan.profile_of(model)
     if profile is None:
-        answer = desk.planner(beside=always).answer(desk.spec_of(model), Request(plan.strategy))
+        answer = desk.planner(beside=always).answer(desk.spec_of_imported(model), Request(plan.strategy))
         if answer.chosen is None:
             reason = answer.why_not[0].reason if answer.why_not else "no device was found"
             raise DoesNotFit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from daemon.events import EventLog
 from daemon.models.record import ModelRecord
@@ -30,6 +29,7 @@ from engine.errors import BayardError, Conflict, DoesNotFit, InvalidParameter, N
 from engine.spec import read_spec
 from engine.spec.loaded import loaded_spec
 from engine.spec.model_spec import ModelSpec
+from engine.spec.place import place_of
 from hwdetect.machine import Machine
 
 _PROBE_BYTES, _DEVICE_PROBE_BYTES = 2 << 30, 12 << 30  # what a calibration holds of a host and of an accelerator
@@ -84,14 +84,18 @@ class PlanningDesk:
         return replace(answer, notes=(*answer.notes, *quality_notes(self._measurements.quality(spec.name))))
 
     def spec_of(self, target: str) -> ModelSpec:
-        """The description of an imported model under its name there, or of a path."""
-        if target in self._models.names():
-            record = self._models.get(target)
-            return replace(read_spec(record.path), name=record.name)
-        path = Path(target).expanduser()
-        if path.is_absolute() or path.exists():
+        """The description of an imported model under its name there, or of an absolute path.
+
+        Raises: ModelNotFound, NotFound, UnsupportedFormat, ConfigError
+        """
+        if target not in self._models.names() and (path := place_of(target)).is_absolute():
             return read_spec(path)
-        return self._models.spec_of(target)  # says which names there are
+        return self.spec_of_imported(target)
+
+    def spec_of_imported(self, model: str) -> ModelSpec:
+        """Under the name that it was given. Raises: ModelNotFound, which says what names there are"""
+        record = self._models.get(model)
+        return replace(read_spec(record.path), name=record.name)
 
     def quality(self, model: str) -> list[dict[str, object]]:
         """What was measured of this model's precisions, the newest first."""
@@ -133,11 +137,19 @@ class PlanningDesk:
         users: int | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
+        even_automatic: bool = False,
     ) -> SavedPlan:
         """Plan imported models together, each beside those before it, and save the outcome.
 
-        Raises: DoesNotFit for the first model that has no room, with both numbers; ModelNotFound, InvalidParameter.
+        even_automatic: in the place of a plan that imports keep up to date, which they then do no more
+        Raises: DoesNotFit for the first model that has no room, with both numbers; ModelNotFound, InvalidParameter;
+        Conflict for the name of an automatic plan.
         """
+        if not even_automatic and self._plans.origin_of(name) == AUTO:
+            raise Conflict(
+                f"plan {name} is automatic: imports keep it up to date, and would no more.",
+                "Save under another name, or take its place with --replace-automatic.",
+            )
         if not models:
             raise InvalidParameter("no model was named.", "Name at least one imported model.", param="models")
         if len(set(models)) < len(models):
@@ -151,7 +163,7 @@ class PlanningDesk:
                     f"Name {record.base}: its adapters come along.",
                     param="models",
                 )
-            spec = replace(read_spec(record.path), name=record.name)
+            spec = self.spec_of_imported(model)
             asked = Request(strategy, context_tokens, users, kv_dtype, weights=weights)
             answer = self.planner(beside=profiles).answer(spec, asked)
             profiles.append(self.with_adapters(_chosen(answer)))

@@ -77,6 +77,10 @@ class Plans:
             raise self._unknown(name)
         return found
 
+    def origin_of(self, name: str) -> str | None:
+        """AUTO or OPERATOR, even of a plan that this version cannot read; None: there is none."""
+        return self._store.read_sync(lambda session: session.scalar(select(Plan.origin).where(Plan.name == name)))
+
     def save(self, plan: SavedPlan, reason: str) -> SavedPlan:
         """Write a plan under its name, in the place of an earlier one.
 
@@ -119,28 +123,28 @@ class Plans:
         Raises: NotFound; Conflict while a rule, an override or the default names it.
         """
 
-        def write(session: Session) -> str | None:
+        def write(session: Session) -> tuple[str, str] | None:
             if session.get(Plan, name) is None:
-                return ""
+                return "", ""
             rules = session.scalars(select(ScheduleRule.name).where(ScheduleRule.plan == name)).all()
             if rules:
-                return f"schedule rule{'s' if len(rules) > 1 else ''} {', '.join(rules)}"
+                named = f"by schedule rule{'s' if len(rules) > 1 else ''} {', '.join(rules)}"
+                return named, "`bayard schedule remove` or `change` those first."
             if even_default:
                 session.execute(delete(ScheduleOverride).where(ScheduleOverride.plan == name))
                 if _default(session) == name:
                     session.execute(delete(Setting).where(Setting.key == DEFAULT_PLAN_KEY))
             if session.scalars(select(ScheduleOverride.id).where(ScheduleOverride.plan == name)).first() is not None:
-                return "an operator's choice: `bayard schedule release` ends it"
+                return "by an operator's choice", "`bayard schedule release` ends it."
             if _default(session) == name:
-                return "the default: activate another plan first"
+                return "as the default", "`bayard plan activate` another plan first."
             session.execute(delete(Plan).where(Plan.name == name))
             return None
 
         held = self._store.write_sync(write)
-        if held == "":
-            raise self._unknown(name)
         if held is not None:
-            raise Conflict(f"plan {name} is used by {held}.", "Remove that first.")
+            how, hint = held
+            raise Conflict(f"plan {name} is used {how}.", hint) if how else self._unknown(name)
         self._events.publish("plan", name, "saved", "deleted", "deleted by an operator")
 
     def default(self) -> str | None:
@@ -173,14 +177,14 @@ class Plans:
         names = [plan.name for plan in self.all()]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names) or 'none yet'}."
-        return NotFound(f"there is no plan {name!r}.", hint, param="plan")
+        return NotFound(f"there is no plan {name[:_NAME_MAX]!r}.", hint, param="plan")
 
 
 def check_name(name: str) -> None:
     """Raises: InvalidParameter."""
     if not name or len(name) > _NAME_MAX or not set(name) <= _NAME_CHARACTERS or not name[0].isalnum():
         raise InvalidParameter(
-            f"{name!r} is no name for a plan or rule.",
+            f"{name[:_NAME_MAX]!r} is no name for a plan or rule.",
             f"Use up to {_NAME_MAX} of a-z, 0-9, '-', '_' and '.', beginning with a letter or digit.",
             param="name",
         )

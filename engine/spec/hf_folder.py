@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 
 from engine.errors import ConfigError, UnsupportedFormat
@@ -59,7 +60,10 @@ def refuse_repeats(folder: Path, tensors: tuple[TensorInfo, ...]) -> None:
 def read_json(path: Path) -> dict[str, object]:
     """A JSON file's object. Raises: UnsupportedFormat, ConfigError."""
     try:
-        size = path.stat().st_size
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe or a device need not end
+            raise UnsupportedFormat(f"{path} is no file.", "Download the checkpoint again.")
+        size = facts.st_size
         if size > MAX_JSON_BYTES:
             raise UnsupportedFormat(f"{path.name} has {size:,} bytes; at most {MAX_JSON_BYTES:,} are accepted.")
         found = json.loads(path.read_bytes())

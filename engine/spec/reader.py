@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.errors import NotFound, UnsupportedFormat
+from engine.errors import UnsupportedFormat
 from engine.spec.adapter_spec import is_adapter
 from engine.spec.gguf_checkpoint import gguf_spec
 from engine.spec.gguf_header import is_gguf
 from engine.spec.hf_checkpoint import hf_spec
 from engine.spec.model_spec import ModelSpec
+from engine.spec.place import require_plain
 
 
 def read_spec(path: str | Path) -> ModelSpec:
@@ -19,6 +20,7 @@ def read_spec(path: str | Path) -> ModelSpec:
     Blocks: for the headers only, some ten milliseconds
     """
     path = Path(path)
+    require_plain(path)
     if is_adapter(path):
         raise UnsupportedFormat(
             f"{path.name} is an adapter and runs on its base alone.",
@@ -26,8 +28,6 @@ def read_spec(path: str | Path) -> ModelSpec:
         )
     if path.is_dir():
         return hf_spec(path)
-    if not path.exists():
-        raise NotFound(f"there is no file or folder {path}.", "Check the path; it is seen from the server's side.")
     if is_gguf(path) or path.suffix == ".gguf":
         return gguf_spec(path)
     if path.name == "config.json" or path.suffix == ".safetensors":

@@ -50,12 +50,15 @@ class PreviewAnswer(Answer):
 
 
 class SaveBody(Body):
+    """replace_automatic: even in the place of a plan that imports keep up to date, which they then do no more."""
+
     strategy: Strategy
     models: Annotated[list[str], Field(min_length=1, max_length=64)]
     context_tokens: Count | None = None
     users: Count | None = None
     weights: WeightPrecision | None = None
     kv_dtype: KvPrecision | None = None
+    replace_automatic: bool = False
 
 
 class DifferenceItem(Item):
@@ -124,7 +127,14 @@ async def put_plan(name: str, body: SaveBody, services: Services, caller: Operat
 
     def save() -> PlanAnswer:
         saved = services.desk.save(
-            name, body.strategy, body.models, body.context_tokens, body.users, body.weights, body.kv_dtype
+            name,
+            body.strategy,
+            body.models,
+            body.context_tokens,
+            body.users,
+            body.weights,
+            body.kv_dtype,
+            even_automatic=body.replace_automatic,
         )
         return PlanAnswer(item=plan_item(saved, services.controller.view().plan))
 

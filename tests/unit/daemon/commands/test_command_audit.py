@@ -69,6 +69,7 @@ def test_changes_without_a_daemon_are_audited(settings: Settings, smollm_path: P
                 "users": None,
                 "weights": None,
                 "kv_dtype": None,
+                "replace_automatic": False,
             },
         ),
         ("plan.activate", "plan:mine", {"for_s": 1800, "reason": "a test"}),

@@ -56,6 +56,19 @@ def test_what_fits_as_stored_is_never_rounded_however_much_faster_that_were(roun
             assert chosen.kv_dtype in ("bfloat16", "float16", "float32")
 
 
+def test_rounding_that_was_asked_for_wins_over_the_strategy_quality_and_that_is_said() -> None:
+    for asked in ({"weights": "int8"}, {"kv": "int8"}, {"weights": "int8", "kv": "int8"}):
+        chosen = ask(cpu_machine(512, cores=64), WhenToRound.ASKED, Strategy.QUALITY, **asked).chosen
+        assert chosen is not None
+        (told,) = [choice for choice in chosen.choices if choice.topic == "accuracy"]
+        assert told.value == " ".join(f"--{option} int8" for option in asked)
+        assert "that wins" in told.reason
+    for strategy, asked in ((Strategy.QUALITY, {}), (Strategy.LATENCY, {"weights": "int8"})):
+        chosen = ask(cpu_machine(512, cores=64), WhenToRound.ASKED, strategy, **asked).chosen
+        assert chosen is not None
+        assert not [choice for choice in chosen.choices if choice.topic == "accuracy"]
+
+
 def test_rounded_candidates_tell_their_price_and_how_they_are_asked_for() -> None:
     found = ask(cpu_machine(512, cores=64), WhenToRound.ASKED)
     (note,) = [candidate.note for candidate in found.candidates if candidate.profile.weights == "int8"]

@@ -103,7 +103,11 @@ def test_model_without_room_is_left_out_and_an_event_says_why(
 
 def test_plan_name_that_an_operator_took_is_left_to_the_operator(box: Box, plans: Plans, smollm_path: Path) -> None:
     box.models.import_model(smollm_path, "one", link=True)
-    box.desk.save("latency", Strategy.QUALITY, ["one"])
+    with pytest.raises(Conflict, match="plan latency is automatic"):
+        box.desk.save("latency", Strategy.QUALITY, ["one"])
+    assert plans.get("latency").origin == AUTO
+    box.desk.save("latency", Strategy.QUALITY, ["one"], even_automatic=True)
+    box.desk.save("latency", Strategy.QUALITY, ["one"])  # an operator's own needs no such word
     box.models.import_model(smollm_path, "two", link=True)
     assert plans.get("latency").origin == OPERATOR
     assert [p.model for p in plans.get("latency").profiles] == ["one"]

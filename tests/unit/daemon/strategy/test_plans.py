@@ -54,8 +54,10 @@ def test_delete_is_refused_while_something_names_the_plan(
     saved("a", profile())
     saved("b", profile())
     plans.set_default("a", "test")
-    with pytest.raises(Conflict, match="the default"):
+    with pytest.raises(Conflict) as caught:
         plans.delete("a")
+    assert caught.value.message == "plan a is used as the default."
+    assert caught.value.hint == "`bayard plan activate` another plan first."
     rules.add("day", "0 8 * * *", 3600, "b")
     with pytest.raises(Conflict, match="rule day"):
         plans.delete("b")
