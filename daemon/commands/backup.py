@@ -11,6 +11,7 @@ import typer
 from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from engine.errors import ConfigError
+from engine.spec.place import place_of
 
 app = typer.Typer(rich_markup_mode=None)
 PassphraseFile = Annotated[
@@ -44,7 +45,7 @@ def backup(
     if list_:
         _show([backup_item(facts).model_dump(mode="json") for facts in store.listed(settings)], as_json)
         return
-    path = out.expanduser().absolute() if out is not None else None
+    path = place_of(str(out)).absolute() if out is not None else None
     secret = passphrase_of(passphrase_file)
     with offline_or_admin(settings) as reach:
         if reach.admin is not None:

@@ -13,6 +13,7 @@ import typer
 
 from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from engine.spec.place import place_of
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Models in one signed file.")
 
@@ -90,7 +91,7 @@ def import_(
     from daemon.models.signing import parse_public, public_text, trusted_keys
 
     settings = settings_from(config, state_dir, run_dir)
-    file = file.expanduser().absolute()
+    file = place_of(str(file)).absolute()
     pems = [public_text(path) for path in trust or []]
     with offline_or_admin(settings) as reach:
         result: dict[str, Any]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from daemon.settings import LogSettings, Settings
-from engine.errors import BayardError, ConfigError, error_of
+from engine.errors import BayardError, ConfigError, InvalidParameter, error_of
 
 if TYPE_CHECKING:
     from daemon.events import EventLog
@@ -87,12 +87,16 @@ class AdminClient:
         return answer.json() if answer.content else None
 
     def _answer(self, method: str, path: str, within_s: float | None, **what: Any) -> httpx.Response:
+        if any(not part for part in path.strip("/").split("?")[0].split("/")) or path.endswith("/"):
+            raise InvalidParameter("a name is empty.", "Give one.")
         what["params"] = {key: value for key, value in what["params"].items() if value is not None}
         try:
             timeout = self._timeout_s if within_s is None else within_s
             answer = self._http.request(method, f"{BASE}/{path.lstrip('/')}", timeout=timeout, **what)
         except (httpx.ConnectError, FileNotFoundError) as error:
             raise _unreachable(self.socket_path, error) from error
+        except httpx.InvalidURL as error:
+            raise InvalidParameter(f"the daemon cannot be asked so: {error}.", "Is a name too long?") from error
         except httpx.TimeoutException as error:
             raise BayardError(
                 f"the daemon did not answer {method} {path} within {timeout:g} s.", "See its log."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import time
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from daemon.commands.client import admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from engine.errors import ConfigError
+from engine.spec.place import mode_at
 
 if TYPE_CHECKING:
     from daemon.settings import Settings
@@ -58,8 +60,10 @@ def hw(
     if rescan:
         _rescan(settings_from(config, state_dir, run_dir), as_json)
         return
-    if not root.is_dir():
-        raise ConfigError(f"{root} is not a folder.", "Give the folder that holds the recorded proc and sys folders.")
+    if not stat.S_ISDIR(mode_at(root) or 0):
+        raise ConfigError(
+            f"{str(root)[:300]} is not a folder.", "Give the folder that holds the recorded proc and sys folders."
+        )
     live = root == Path("/")
     folder = settings_from(config, state_dir).state_dir if live else None
     machine = detect(root, state_dir=folder)

@@ -12,6 +12,7 @@ import typer
 
 from daemon.commands.client import TIMEOUT_S, offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from engine.spec.place import place_of
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Import, list, verify and delete models.")
 
@@ -41,7 +42,7 @@ def import_(
     from daemon.commands.progress import ProgressLine, follow
     from daemon.models.intake import import_any
 
-    path = path.expanduser().absolute()
+    path = place_of(str(path)).absolute()
     body = {"path": str(path), "name": name, "link": link, "base": base}
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
         if reach.admin is not None:

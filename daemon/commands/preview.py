@@ -17,7 +17,10 @@ from daemon.planning.profile import PlanAnswer, Profile
 from daemon.settings import Settings
 from engine.errors import InvalidParameter
 from engine.spec import read_spec
+from engine.spec.place import is_there, place_of
 from hwdetect.machine import Machine
+
+_MACHINE_MOST_BYTES = 16 << 20
 
 
 def answers_of(
@@ -35,8 +38,10 @@ def answer_of(
     target: str, request: Request, machine: Machine | None, settings: Settings, beside: Sequence[Profile] = ()
 ) -> PlanAnswer:
     """For another machine the files are read here; else by whoever owns the state folder, if anybody can."""
-    path = Path(target).expanduser()
-    is_path = path.exists()
+    if not target:
+        raise InvalidParameter("the model's name is empty.", "Name an imported model, a file or a folder.")
+    path = place_of(target)
+    is_path = is_there(path)
     if is_path:
         target = str(path.absolute())
     if is_path and (machine is not None or not settings.state_dir.exists()):
@@ -77,8 +82,15 @@ def _stateless(
 def machine_of(path: Path) -> Machine:
     """Raises: InvalidParameter for a file that is no machine description."""
     try:
-        return Machine.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError) as error:
+        with path.open("rb") as file:
+            text = file.read(_MACHINE_MOST_BYTES + 1)
+        if len(text) > _MACHINE_MOST_BYTES:
+            raise ValueError(f"it has more than {_MACHINE_MOST_BYTES:,} bytes")
+        return Machine.from_json(text.decode("utf-8"))
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
         raise InvalidParameter(
-            f"{path} is no machine description: {error}.", "Make one there with `bayard hw --json`.", param="machine"
+            f"{str(path)[:300]} is no machine description: {why}.",
+            "Make one there with `bayard hw --json`.",
+            param="machine",
         ) from error

@@ -12,6 +12,8 @@ import typer
 from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from daemon.settings import Settings
+from engine.errors import InvalidParameter
+from engine.spec.place import is_there, place_of
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -57,8 +59,10 @@ def quality(
 
 def path_of(model: str, settings: Settings) -> Path:
     """Where an imported model, or a path, lies. Raises: ModelNotFound"""
-    path = Path(model).expanduser()
-    if path.exists():
+    if not model:
+        raise InvalidParameter("the model's name is empty.", "Name an imported model, a file or a folder.")
+    path = place_of(model)
+    if is_there(path):
         return path.absolute()
     with offline_or_admin(settings) as reach:
         if reach.admin is not None:
@@ -68,7 +72,7 @@ def path_of(model: str, settings: Settings) -> Path:
 
 def _keep(model: str, found: dict[str, object], settings: Settings) -> bool:
     """Whether it was kept: of a path nothing is."""
-    if Path(model).expanduser().exists():
+    if is_there(place_of(model)):
         return False
     with offline_or_admin(settings) as reach:
         if reach.admin is not None:

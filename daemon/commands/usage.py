@@ -12,6 +12,7 @@ import typer
 
 from daemon.commands.client import admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from engine.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None)
 _COLUMNS = ("requests", "errors", "prompt_tokens", "cached_tokens", "output_tokens")
@@ -39,7 +40,12 @@ def usage(
             if str(export) == "-":
                 sys.stdout.write(text)
             else:
-                export.write_text(text, encoding="utf-8")
+                try:
+                    export.write_text(text, encoding="utf-8")
+                except OSError as error:
+                    raise ConfigError(
+                        f"{str(export)[:300]} cannot be written: {error.strerror or error}.", "Name another file."
+                    ) from error
                 print(f"{text.count(chr(10)) - 1} lines are in {export}")
             return
         answer = client.get("usage", **what)

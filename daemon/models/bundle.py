@@ -16,6 +16,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from daemon.models.registry import ModelRegistry, never_cancelled, no_report
 from daemon.models.signing import fingerprint, signer
 from daemon.store.base import utc_now
 from engine.errors import Conflict, StoreError, UnsupportedFormat
+from engine.spec.place import refuse_pipe
 
 VERSION = 1
 _MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
@@ -96,7 +98,8 @@ def create(
     except (OSError, tarfile.TarError) as error:
         raise StoreError(f"the bundle {out} could not be written: {error}.", "Check the disk and the path.") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a name too long to write is one too long to remove
+            part.unlink()
     return fingerprint(key.public_key())
 
 
@@ -113,6 +116,7 @@ def import_bundle(
     Blocks: for the disk.
     Raises: PermissionDenied for a signature that is not trusted; UnsupportedFormat, StoreError, Conflict
     """
+    refuse_pipe(path)
     try:
         with path.open("rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
             manifest, signed_by, signed = _head(archive, trusted)

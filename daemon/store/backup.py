@@ -21,7 +21,7 @@ import secrets
 import shutil
 import sqlite3
 import tarfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from daemon.store.engines import database_url, is_sqlite
 from daemon.store.lock import make_private_dir
 from daemon.store.migrate import HEAD, bring_up_to_date
 from engine.errors import ConfigError, InvalidParameter, StoreError
+from engine.spec.place import refuse_pipe
 from migrations.index import REVISIONS
 
 VERSION = 1
@@ -103,7 +104,8 @@ def create(
         raise StoreError(f"the back-up {target} could not be made: {error}.", "Check the disk and the path.") from error
     finally:
         copy.unlink(missing_ok=True)
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a name too long to write is one too long to remove
+            part.unlink()
         if held is not None:
             held.close()
     return check(target)
@@ -258,9 +260,13 @@ def _facts(path: Path, manifest: dict[str, Any]) -> BackupFacts:
 
 
 def _read(path: Path, files: Path | None = None) -> tuple[BackupFacts, bytes, dict[str, bytes]]:
-    """Everything but stored files, which are written to the folder `files` where that is named. Raises: StoreError"""
+    """Everything but stored files, which are written to the folder `files` where that is named.
+
+    Raises: StoreError, UnsupportedFormat
+    """
     parts: dict[str, bytes] = {}
     digests: dict[str, str] = {}
+    refuse_pipe(path)
     try:
         with tarfile.open(path) as archive:
             manifest = _manifest(archive)

@@ -20,6 +20,7 @@ from engine.errors import InvalidParameter
 
 router = APIRouter(tags=["usage"])
 LONGEST = timedelta(days=32)
+FIRST_YEAR, LAST_YEAR = 2000, 2999  # nearer the ends of the calendar no time can be counted on from
 By = Literal["minute", "hour", "day", "none"]
 
 
@@ -73,6 +74,9 @@ def asked(
 ) -> Asked:
     """Without times, the last day. Raises: InvalidParameter"""
     end = until or utc_now()
+    for param, moment in (("since", since or end), ("until", end)):
+        if not FIRST_YEAR <= moment.year <= LAST_YEAR:
+            raise InvalidParameter(f"{moment} is not in the years {FIRST_YEAR} to {LAST_YEAR}.", param=param)
     begin = since or end - timedelta(days=1)
     if not timedelta(0) < end - begin <= LONGEST:
         raise InvalidParameter(

@@ -12,26 +12,11 @@ import pytest
 from daemon.api.admin.models import ModelItem
 from daemon.api.admin.plans import PlanItem
 from daemon.api.admin.schedule import RuleItem
-from daemon.cli import run
 from daemon.commands.durations import seconds_of
 from engine.errors import InvalidParameter
 from tests.fakes.planned_models import cpu_machine
 
 Bayard = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def bayard(short_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bayard:
-    """Run a command on a folder of its own; (exit status, stdout, stderr)."""
-    for name in ("BAYARD_STATE_DIR", "BAYARD_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        status = run([*argv, "--state-dir", str(short_dir / "state")])
-        told = capsys.readouterr()
-        return status, told.out, told.err
-
-    return call
 
 
 def answer(bayard: Bayard, *argv: str) -> Any:
