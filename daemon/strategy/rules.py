@@ -23,6 +23,7 @@ from engine.errors import Conflict, InvalidParameter, NotFound
 
 _LONGEST_S = 7 * 86_400
 _MOST_EXCEPTIONS = 400
+_LONGEST_REASON = 500
 _HORIZON = timedelta(days=5 * 366)  # a 29 February lies within
 
 
@@ -181,10 +182,14 @@ class Rules:
     def set_override(self, plan: str, for_s: float | None, reason: str, by: str) -> Override:
         """Put a plan above the rules, for a time or until released; an earlier override ends.
 
-        Raises: NotFound for the plan; InvalidParameter for a duration that is none.
+        Raises: NotFound for the plan; InvalidParameter for a duration that is none, or a reason that fills the log.
         """
         if for_s is not None and not 0 < for_s <= 366 * 86_400:
             raise InvalidParameter(f"a duration of {for_s:,.0f} s is not between 1 s and a year.", "", param="for")
+        if len(reason) > _LONGEST_REASON:
+            raise InvalidParameter(
+                f"the reason has {len(reason):,} characters; it may have {_LONGEST_REASON}.", "", param="reason"
+            )
         now = self._clock()
         override = Override(plan, now, None if for_s is None else now + timedelta(seconds=for_s), reason, by)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,9 +63,19 @@ def test_machine_description_without_an_end_is_refused(bayard: Bayard) -> None:
     assert (status, "it has more than" in err) == (1, True)
 
 
-def test_bundle_and_back_up_that_are_pipes_are_refused(bayard: Bayard, tmp_path: Path) -> None:
+def test_bundle_and_back_up_that_are_pipes_are_refused(
+    bayard: Bayard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    opened = Path.open
+
+    def not_the_pipe(path: Path, *how: Any, **more: Any) -> Any:
+        assert path != pipe, "opening it waits for a writer for good"
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", not_the_pipe)
+    monkeypatch.setattr("tarfile.open", not_the_pipe)
     for argv in (("bundle", "import", str(pipe)), ("backup", "--check", str(pipe)), ("models", "import", str(pipe))):
         status, _, err = bayard(*argv)
         assert (status, "neither a file nor a folder" in err) == (1, True), argv

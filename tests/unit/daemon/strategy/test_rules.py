@@ -47,3 +47,9 @@ def test_change_to_what_cannot_be_is_refused_in_a_short_sentence(
 
 def test_empty_timezone_is_the_settings(ruled: Rules) -> None:
     assert ruled.change("day", timezone="").timezone == ruled.timezone
+
+
+def test_reason_that_would_fill_the_log_is_refused(ruled: Rules) -> None:
+    with pytest.raises(InvalidParameter, match="10,000 characters"):
+        ruled.set_override("a", None, "x" * 10_000, "ana")
+    assert ruled.override() is None
