@@ -93,8 +93,13 @@ def offline_section(lines: list[Line]) -> str:
     """One engine, one model: decode by batch, prefill by length, throughput, each beside what it could be at best."""
     origin, figures = lines[0], lines[1:]
     engine, model = origin.get("engine", "Bayard"), origin.get("model", "?")
-    scale = origin.get("opts", {}).get("scale", "full")
-    title = f"## {model}{'' if scale == 'full' else f' ({scale} sister)'}, {engine}, offline"
+    opts = origin.get("opts", {})
+    scale, weights = opts.get("scale", "full"), opts.get("weights", "stored")
+    activation = opts.get("activation", "exact")
+    model += "" if scale == "full" else f" ({scale} sister)"
+    model += "" if weights == "stored" else f" in {weights}"
+    model += "" if activation == "exact" else f", {activation} activations"
+    title = f"## {model}, {engine}, offline"
     if "refused" in origin:
         return "\n".join([title, "", f"Not run: {origin['refused']}", ""])
     parts = [title, "", _origin(origin), ""]

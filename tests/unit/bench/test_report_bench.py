@@ -71,6 +71,8 @@ def test_offline_section_shows_every_figure(tmp_path):
     assert "| allocated | 50 decode steps of 32 streams | 0 pieces of device memory |" in text
     assert "not counted here" in text
     assert "## llama-8b (tiny sister), Bayard, offline" in text
+    lines[0] = {**lines[0], "opts": {"weights": "fp8", "activation": "fp8"}}
+    assert "## llama-8b in fp8, fp8 activations, Bayard, offline" in page([read_result(written(tmp_path, *lines))])
     assert "| decode | batch 8 | 4.89 ms a step | 1,636 |" in text
     assert "| prefill | 8,000 tokens | 211.0 ms | 37,907 |" in text
     assert "| throughput | 256 requests, 1,000 tokens in, 2,000 out | 14.81 s | 9,579 out |" in text
