@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -47,19 +49,18 @@ def change(path: Path, *statements: str) -> None:
 
 @contextmanager
 def extra_migration(monkeypatch: pytest.MonkeyPatch, body: str) -> Iterator[str]:
-    """One more revision than this version has, as a later version would bring."""
+    """One more revision than this version has, as a later version would bring, in a copy that no other test sees."""
     revision = "9999_of_the_test"
-    path = VERSIONS / "2999_01_01_9999_of_the_test.py"
-    path.write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\n"
-        f"revision = {revision!r}\ndown_revision = {HEAD!r}\nbranch_labels = None\ndepends_on = None\n"
-        f"def upgrade():\n    {body}\n"
-    )
-    monkeypatch.setattr("daemon.store.migrate.REVISIONS", (*REVISIONS, revision))
-    try:
+    with tempfile.TemporaryDirectory() as folder, monkeypatch.context() as patch:
+        copy = shutil.copytree(VERSIONS.parent, Path(folder) / "migrations")
+        (copy / "versions" / "2999_01_01_9999_of_the_test.py").write_text(
+            "import sqlalchemy as sa\nfrom alembic import op\n"
+            f"revision = {revision!r}\ndown_revision = {HEAD!r}\nbranch_labels = None\ndepends_on = None\n"
+            f"def upgrade():\n    {body}\n"
+        )
+        patch.setattr(migrations, "__file__", str(copy / "__init__.py"))
+        patch.setattr("daemon.store.migrate.REVISIONS", (*REVISIONS, revision))
         yield revision
-    finally:
-        path.unlink()
 
 
 def test_migrated_schema_equals_the_tables(settings: Settings, url: str) -> None:
