@@ -141,6 +141,22 @@ def _decode_kernel(
         tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
 
+@triton.jit
+def _merged(partial, partial_stats, first, lanes, in_dim, splits, DIM: tl.constexpr, MOST: tl.constexpr):
+    """A query's head from its parts, which stand from first * splits on. MOST: parts there may be"""
+    parts = tl.arange(0, MOST)
+    exists = parts < splits
+    place = first * splits + parts
+    maximum = tl.load(partial_stats + place * 2, mask=exists, other=float("-inf"))
+    total = tl.load(partial_stats + place * 2 + 1, mask=exists, other=0.0)
+    highest = tl.max(maximum, axis=0)
+    weight = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
+    kept = (exists & (maximum > float("-inf")))[:, None] & in_dim[None, :]  # parts without keys stored no sums
+    values = tl.load(partial + place[:, None] * DIM + lanes[None, :], mask=kept, other=0.0)
+    norm = tl.sum(total * weight, axis=0)
+    return tl.sum(values * weight[:, None], axis=0) / tl.where(norm == 0.0, 1.0, norm)
+
+
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=READ_ONE_BY_ONE)
 def _merge_kernel(
     partial, partial_stats, out, query_starts, num_heads, splits,
@@ -154,18 +170,7 @@ def _merge_kernel(
         wait_for_last()
     if row < 0:
         return
-    parts = tl.arange(0, MOST)
-    exists = parts < splits
     lanes = tl.arange(0, BLOCK_D)
     in_dim = lanes < DIM
-    place = head * splits + parts
-    maximum = tl.load(partial_stats + place * 2, mask=exists, other=float("-inf"))
-    total = tl.load(partial_stats + place * 2 + 1, mask=exists, other=0.0)
-    highest = tl.max(maximum, axis=0)
-    weight = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    kept = (exists & (maximum > float("-inf")))[:, None] & in_dim[None, :]  # parts without keys stored no sums
-    values = tl.load(partial + place[:, None] * DIM + lanes[None, :], mask=kept, other=0.0)
-    value = tl.sum(values * weight[:, None], axis=0)
-    norm = tl.sum(total * weight, axis=0)
-    value = value / tl.where(norm == 0.0, 1.0, norm)
+    value = _merged(partial, partial_stats, head, lanes, in_dim, splits, DIM, MOST)
     tl.store(out + (row * num_heads + head % num_heads) * DIM + lanes, value.to(out.dtype.element_ty), mask=in_dim)

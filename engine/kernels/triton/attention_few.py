@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_decode import PART_TOKENS
+from engine.kernels.triton.attention_decode import PART_TOKENS, _merged
 from engine.kernels.triton.attention_prefill import READ_ONE_BY_ONE, _base2, _in_half
 from engine.kernels.triton.cached_bytes import _bias, _in_range, _limit, _numbers, _scales_at
 
@@ -141,19 +141,8 @@ def _merge_few_kernel(
     count = tl.load(query_starts + sequence + 1) - first_row
     if (count < 2) | (count > FEW) | (query >= count):
         return
-    parts = tl.arange(0, MOST)
-    exists = parts < splits
     lanes = tl.arange(0, BLOCK_D)
     in_dim = lanes < DIM
-    part = place * splits + parts
-    maximum = tl.load(partial_stats + part * 2, mask=exists, other=float("-inf"))
-    total = tl.load(partial_stats + part * 2 + 1, mask=exists, other=0.0)
-    highest = tl.max(maximum, axis=0)
-    weight = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    kept = (exists & (maximum > float("-inf")))[:, None] & in_dim[None, :]  # of others no sums were stored
-    values = tl.load(partial + part[:, None] * DIM + lanes[None, :], mask=kept, other=0.0)
-    value = tl.sum(values * weight[:, None], axis=0)
-    norm = tl.sum(total * weight, axis=0)
-    value = value / tl.where(norm == 0.0, 1.0, norm)
+    value = _merged(partial, partial_stats, place, lanes, in_dim, splits, DIM, MOST)
     out_at = out + ((first_row + query) * num_heads + head) * DIM + lanes
     tl.store(out_at, value.to(out.dtype.element_ty), mask=in_dim)

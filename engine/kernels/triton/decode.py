@@ -131,6 +131,12 @@ def _with(values, place: tl.constexpr, value):
 
 
 @triton.jit
+def _of_e4m3(byte):
+    """The number of the lowest byte."""
+    return _low_half(((byte & 0x7F) << 7) | ((byte & 0x80) << 8)) * 256.0
+
+
+@triton.jit
 def _scale(scales, at, mask, EVEN: tl.constexpr, SCALE: tl.constexpr):
     """Multipliers as float32, whatever they are stored as."""
     if EVEN:
@@ -142,9 +148,10 @@ def _scale(scales, at, mask, EVEN: tl.constexpr, SCALE: tl.constexpr):
     else:
         byte = stored.to(tl.int32)
         if SCALE == 1:
-            value = _low_half(((byte & 0x7F) << 7) | ((byte & 0x80) << 8)) * 256.0
+            value = _of_e4m3(byte)
         else:
-            value = tl.where(byte == 0, 0x00400000, byte << 23).to(tl.float32, bitcast=True)
+            # Its bits, but of byte 0, whose power of two is no normal number.
+            value = tl.maximum(byte << 23, 0x00400000).to(tl.float32, bitcast=True)
     return value
 
 

@@ -28,61 +28,43 @@ def _looked_up(codes, low_table, high_table, APART: tl.constexpr):
     the codes that are not negative, and the other one, asked with those bits turned, for the others.
     APART: the low halves' bytes and the high halves'; else in the order of the halves, those of the first bytes first.
     """
+    first, second = tl.inline_asm_elementwise(
+        """{ .reg .b32 a, b, t, u, v, w;
+        mov.b64 {a, b}, $2;
+        xor.b32 t, a, 0x88888888;
+        prmt.b32 u, $3, 0x18141210, a;
+        prmt.b32 v, $4, 0x00040608, t;
+        add.u32 u, u, v;
+        shr.u32 a, a, 16;
+        shr.u32 t, t, 16;
+        prmt.b32 w, $3, 0x18141210, a;
+        prmt.b32 v, $4, 0x00040608, t;
+        add.u32 w, w, v;
+        mov.b64 $0, {u, w};
+        xor.b32 t, b, 0x88888888;
+        prmt.b32 u, $3, 0x18141210, b;
+        prmt.b32 v, $4, 0x00040608, t;
+        add.u32 u, u, v;
+        shr.u32 b, b, 16;
+        shr.u32 t, t, 16;
+        prmt.b32 w, $3, 0x18141210, b;
+        prmt.b32 v, $4, 0x00040608, t;
+        add.u32 w, w, v;
+        mov.b64 $1, {u, w}; }""",
+        "=l,=l,l,r,r", [codes, low_table, high_table], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
+    )  # fmt: skip
     if APART:
         first, second = tl.inline_asm_elementwise(
-            """{ .reg .b32 a, b, t, u, v, w, x;
-            mov.b64 {a, b}, $2;
-            xor.b32 t, a, 0x88888888;
-            prmt.b32 u, $3, 0x18141210, a;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 u, u, v;
-            shr.u32 a, a, 16;
-            shr.u32 t, t, 16;
-            prmt.b32 w, $3, 0x18141210, a;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 w, w, v;
+            """{ .reg .b32 a, b, u, w, x, y;
+            mov.b64 {u, w}, $2;
+            mov.b64 {x, y}, $3;
             prmt.b32 a, u, w, 0x6420;
-            prmt.b32 x, u, w, 0x7531;
-            xor.b32 t, b, 0x88888888;
-            prmt.b32 u, $3, 0x18141210, b;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 u, u, v;
-            shr.u32 b, b, 16;
-            shr.u32 t, t, 16;
-            prmt.b32 w, $3, 0x18141210, b;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 w, w, v;
-            prmt.b32 b, u, w, 0x6420;
+            prmt.b32 b, x, y, 0x6420;
             prmt.b32 u, u, w, 0x7531;
+            prmt.b32 x, x, y, 0x7531;
             mov.b64 $0, {a, b};
-            mov.b64 $1, {x, u}; }""",
-            "=l,=l,l,r,r", [codes, low_table, high_table], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        first, second = tl.inline_asm_elementwise(
-            """{ .reg .b32 a, b, t, u, v, w, x;
-            mov.b64 {a, b}, $2;
-            xor.b32 t, a, 0x88888888;
-            prmt.b32 u, $3, 0x18141210, a;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 u, u, v;
-            shr.u32 a, a, 16;
-            shr.u32 t, t, 16;
-            prmt.b32 w, $3, 0x18141210, a;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 w, w, v;
-            mov.b64 $0, {u, w};
-            xor.b32 t, b, 0x88888888;
-            prmt.b32 u, $3, 0x18141210, b;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 u, u, v;
-            shr.u32 b, b, 16;
-            shr.u32 t, t, 16;
-            prmt.b32 w, $3, 0x18141210, b;
-            prmt.b32 v, $4, 0x00040608, t;
-            add.u32 w, w, v;
-            mov.b64 $1, {u, w}; }""",
-            "=l,=l,l,r,r", [codes, low_table, high_table], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
+            mov.b64 $1, {u, x}; }""",
+            "=l,=l,l,l", [first, second], dtype=(tl.int64, tl.int64), is_pure=True, pack=1,
         )  # fmt: skip
     return first, second
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.chained import let_next_start, wait_for_last
-from engine.kernels.triton.decode import _high_half, _low_half
+from engine.kernels.triton.decode import _high_half, _low_half, _of_e4m3, _scale
 from engine.kernels.triton.half_bytes import _halves, _looked_up, _plain_halves, _table
 from engine.kernels.triton.layouts import _apart, _within
 
@@ -61,23 +61,6 @@ def _pair_of_scales(scales, at, mask, CONVERTS: tl.constexpr):
 
 
 @triton.jit
-def _of_e4m3(byte):
-    return _low_half(((byte & 0x7F) << 7) | ((byte & 0x80) << 8)) * 256.0
-
-
-@triton.jit
-def _one_scale(scales, at, mask, SCALE: tl.constexpr):
-    stored = tl.load(scales + at, mask=mask, other=0)
-    if SCALE == 0:
-        value = stored.to(tl.float32)
-    elif SCALE == 1:
-        value = _of_e4m3(stored.to(tl.int32))
-    else:
-        value = tl.maximum(stored.to(tl.int32) << 23, 0x00400000).to(tl.float32, bitcast=True)
-    return value
-
-
-@triton.jit
 def _multipliers(
     scales, zeros, n, known, in_k, GROUPS: tl.constexpr, EACH: tl.constexpr, SCALE: tl.constexpr,
     SIXTEENS: tl.constexpr, ZEROS: tl.constexpr, PTX: tl.constexpr, CONVERTS: tl.constexpr,
@@ -107,7 +90,7 @@ def _one_multiplier(scales, zeros, at, mask, SCALE: tl.constexpr, ZEROS: tl.cons
         pair = tl.load(zeros + at, mask=mask, other=0)
         scale, zero = _low_half(pair), (_high_half(pair, False) - 1.0) * 256.0
     else:
-        scale = _one_scale(scales, at, mask, SCALE)
+        scale = _scale(scales, at, mask, False, SCALE)
         zero = tl.zeros_like(scale)
         if ZEROS == 1:
             zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
