@@ -80,6 +80,7 @@ PIPED = (
     Choice(PipeTiles(128, 256, 8, 4), (24.5,), 3.0),
     Choice(PipeTiles(256, 128, 8, 4), (24.3,), 3.0),
     Choice(PipeTiles(128, 128, 8, 6), (16.3,), 5.9),
+    Choice(PipeTiles(64, 128, 4, 6), (11.7,), 3.0),
 )
 LAUNCH = 2.0  # microseconds that a second launch costs
 # With multipliers of blocks a part is summed by itself: two sets of sums of larger tiles do not fit the registers.
