@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.devices.uploader import BUFFER_BYTES, piece_bytes
+from engine.devices.uploader import BUFFER_BYTES, Group, Stored, piece_bytes
 from engine.errors import WorkerError
 from engine.kernels.cpu import abi, library
 
@@ -34,15 +35,19 @@ DRIVER = {
 }
 
 
+STORED = np.dtype(abi.Stored)
+
+
 class NativeSending:
-    """A tensor on its way to a device."""
+    """A group on its way to a device."""
 
-    __slots__ = ("job", "source", "target")
+    __slots__ = ("done", "job", "sources", "target")
 
-    def __init__(self, source: Tensor, target: Tensor, job: int) -> None:
-        self.source = source  # bytes, kept alive until they are read
+    def __init__(self, sources: Sequence[Stored], target: Tensor, job: int) -> None:
+        self.sources = sources  # kept alive until they are read
         self.target = target
         self.job = job
+        self.done = False  # and nothing failed
 
 
 class NativeUploader:
@@ -64,43 +69,57 @@ class NativeUploader:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """One tensor that is wanted now. Shapes: both [bytes] uint8. Blocks: until the source has been read."""
-        (sending,) = self.start([(source, target)], piece_bytes(source.shape[0], self.threads))
+        (sending,) = self.start([([Stored(source)], target)], piece_bytes(source.shape[0], self.threads))
         self.finish(sending)
 
-    def start(self, pairs: Iterable[tuple[Tensor, Tensor]], piece: int = BUFFER_BYTES) -> list[NativeSending]:
-        """Queue tensors. The targets must be new: what the current stream does before now may still use their memory.
+    def start(self, groups: Iterable[Group], piece: int = BUFFER_BYTES) -> list[NativeSending]:
+        """Queue groups. The targets must be new: what the current stream does before now may still use their memory.
 
-        Shapes: source and target of a pair are [bytes] uint8
+        Shapes: a group's target is [bytes] uint8, as many as its sources have
         """
         self._stream.wait_stream(self._api.current_stream(self.device))
         put, sender = self._library.bayard_sender_put, self._sender
         sendings = []
-        for source, target in pairs:
-            job = put(sender, source.data_ptr(), target.data_ptr(), source.nbytes, piece)
+        for sources, target in groups:
+            rows = [(s.bytes.data_ptr(), s.offset_bytes, s.bytes.shape[0], s.file, 0) for s in sources]
+            table = np.array(rows, dtype=STORED)
+            job = put(sender, table.ctypes.data, len(rows), target.data_ptr(), piece)
             if job < 0:
                 raise MemoryError("no memory for the list of what is sent to a device")
-            sendings.append(NativeSending(source, target, job))
+            sendings.append(NativeSending(sources, target, job))
         return sendings
 
     def finish(self, sending: NativeSending) -> None:
-        """The current stream waits for the copy. Blocks: until the source has been read.
+        """The current stream waits for the copy. Blocks: until the sources have been read.
 
-        Raises: WorkerError with what the driver said
+        Raises: WorkerError with what the driver or the file system said
         """
+        if sending.done:
+            return
         error = self._library.bayard_sender_wait(self._sender, sending.job)
         if error:
-            raise WorkerError(
-                f"Sending {sending.source.nbytes:,} bytes to {self.device} failed: its driver says {error}.",
-                "See `bayard hw` and the kernel's log (dmesg).",
-            )
+            raise self._failed(sending, error)
+        sending.done = True
         if sending.job > self._seen:
             done = self._library.bayard_sender_done(self._sender)
             self._api.current_stream(self.device).wait_stream(self._stream)
             self._seen = max(self._seen, done)
 
+    def _failed(self, sending: NativeSending, error: int) -> WorkerError:
+        size = sending.target.nbytes
+        if error < 0:
+            return WorkerError(
+                f"Reading {size:,} bytes of weights for {self.device} failed: {os.strerror(-error)}.",
+                "See whether the model's files are whole, and the kernel's log (dmesg).",
+            )
+        return WorkerError(
+            f"Sending {size:,} bytes to {self.device} failed: its driver says {error}.",
+            "See `bayard hw` and the kernel's log (dmesg).",
+        )
+
     def drop(self, sending: NativeSending) -> None:
-        """Nobody wants it: its memory is the current stream's again. Blocks: until the source has been read."""
-        if not self._library.bayard_sender_wait(self._sender, sending.job):
+        """Nobody wants it: its memory is the current stream's again. Blocks: until the sources have been read."""
+        if not sending.done and not self._library.bayard_sender_wait(self._sender, sending.job):
             self._api.current_stream(self.device).wait_stream(self._stream)
 
     def close(self) -> None:

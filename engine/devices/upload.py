@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from engine.devices.native_uploader import native_uploader
-from engine.devices.uploader import Sends, Sent, Uploader
+from engine.devices.uploader import Group, Sends, Sent, Stored, Uploader
 
 STAGED_KINDS = ("cuda",)  # of devices behind a link that pinned memory goes over faster
 SMALLEST_BYTES = 4 << 20  # below, and not read ahead, the plain copy is as fast
 MOST_PASSED = 64  # tensors that were foreseen and not asked for, before one that is
-AHEAD_BYTES = 1 << 30  # of the device's memory, for tensors that nobody has asked for yet
+# Of the device's memory, for tensors that nobody has asked for yet. It goes a tenth of a second at a link's own speed:
+# the first load of a process compiles nothing, but loads modules of kernels for as long before it asks for any.
+AHEAD_BYTES = 4 << 30
 AHEAD_SHARE = 1 / 8  # of what is free there, if that is less
+
+Key = tuple[int, int]  # where a tensor lies, and its bytes
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
@@ -36,10 +40,10 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def reading_ahead(coming: Iterable[Tensor], device: torch.device) -> Iterator[None]:
+def reading_ahead(coming: Iterable[Sequence[Stored]], device: torch.device) -> Iterator[None]:
     """Meanwhile upload finds tensors on their way that lie where one of those coming lies; in about that order.
 
-    coming: asked for one after the other, as those before are taken
+    coming: groups that are to lie side by side on the device; each asked for as those before are taken
     """
     if device.type not in STAGED_KINDS or device in _AHEAD:
         yield
@@ -57,48 +61,53 @@ def reading_ahead(coming: Iterable[Tensor], device: torch.device) -> Iterator[No
 class ReadAhead:
     """Owner: one load."""
 
-    def __init__(self, coming: Iterable[Tensor], uploader: Sends, limit_bytes: int = AHEAD_BYTES) -> None:
+    def __init__(self, coming: Iterable[Sequence[Stored]], uploader: Sends, limit_bytes: int = AHEAD_BYTES) -> None:
         self._coming = iter(coming)
         self._uploader = uploader
         self._limit_bytes = limit_bytes
-        self._next: deque[Tensor] = deque()
+        self._next: deque[Sequence[Stored]] = deque()
         self._held_bytes = 0
-        self._sendings: dict[tuple[int, int], Sent] = {}  # by where a tensor lies
+        self._sendings: dict[Key, tuple[Sent, int]] = {}  # a tensor's group, and how far from its start
 
     def take(self, tensor: Tensor) -> Tensor | None:
         """The same on the device, once. None: it was not read ahead. Blocks: until the host's memory has been read."""
-        sending = self._sendings.pop(_key(tensor), None)
-        if sending is None:
+        found = self._sendings.pop(_key(tensor), None)
+        if found is None:
             self._catch_up(tensor)
             return None
+        sending, start = found
         self._held_bytes -= tensor.nbytes
         self.fill()
         self._uploader.finish(sending)
-        return sending.target.view(tensor.dtype).view(tensor.shape)
+        return sending.target[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def fill(self) -> None:
         """Queue what is next, as far as the limit lets it; a good part of it at a time."""
         room = self._limit_bytes - self._held_bytes
         if room < self._limit_bytes // 8:
             return
-        some: list[tuple[Tensor, Tensor]] = []
+        some: list[Group] = []
         count = 0
-        while count < room and (source := self._peek()) is not None:
-            if count + source.nbytes > room and (some or self._held_bytes):
+        while count < room and (sources := self._peek()):
+            size = sum(source.bytes.shape[0] for source in sources)
+            if count + size > room and (some or self._held_bytes):
                 break  # one that is larger than the limit goes alone
-            target = self._room(source)
+            target = self._room(size)
             if target is None:
                 break
             self._next.popleft()
-            some.append((source, target))
-            count += source.nbytes
+            some.append((sources, target))
+            count += size
         self._held_bytes += count
-        for sending in self._uploader.start(some) if some else ():
-            self._sendings[_key(sending.source)] = sending
+        for (sources, _), sending in zip(some, self._uploader.start(some) if some else (), strict=True):
+            start = 0
+            for source in sources:
+                self._sendings[_key(source.bytes)] = sending, start
+                start += source.bytes.shape[0]
 
     def close(self) -> None:
         """Let go of what nobody asked for. Blocks: until its source has been read."""
-        for sending in self._sendings.values():
+        for sending in {id(sending): sending for sending, _ in self._sendings.values()}.values():
             self._uploader.drop(sending)
         self._sendings.clear()
         self._held_bytes = 0
@@ -108,9 +117,9 @@ class ReadAhead:
         if missed.nbytes < SMALLEST_BYTES or self._held_bytes <= self._limit_bytes * 7 // 8:
             return
         key = _key(missed)
-        while len(self._next) < MOST_PASSED and (tensor := next(self._coming, None)) is not None:
-            self._next.append(_bytes_of(tensor))
-        place = next((place for place, source in enumerate(self._next) if _key(source) == key), None)
+        while len(self._next) < MOST_PASSED and (group := next(self._coming, None)) is not None:
+            self._next.append(group)
+        place = next((n for n, group in enumerate(self._next) if any(_key(one.bytes) == key for one in group)), None)
         if place is None:
             return
         for _ in range(place + 1):
@@ -118,20 +127,23 @@ class ReadAhead:
         self.close()
         self.fill()
 
-    def _peek(self) -> Tensor | None:
+    def _peek(self) -> Sequence[Stored]:
+        """The next group; nothing: there is none."""
         while True:
             if not self._next:
-                tensor = next(self._coming, None)
-                if tensor is None:
-                    return None
-                self._next.append(_bytes_of(tensor))
-            if self._next[0].nbytes and _key(self._next[0]) not in self._sendings:
-                return self._next[0]
+                group = next(self._coming, None)
+                if group is None:
+                    return ()
+                self._next.append(group)
+            left = [one for one in self._next[0] if one.bytes.shape[0] and _key(one.bytes) not in self._sendings]
+            if left:
+                self._next[0] = left
+                return left
             self._next.popleft()
 
-    def _room(self, source: Tensor) -> Tensor | None:
+    def _room(self, count: int) -> Tensor | None:
         try:
-            return torch.empty(source.shape, dtype=torch.uint8, device=self._uploader.device)
+            return torch.empty(count, dtype=torch.uint8, device=self._uploader.device)
         except torch.OutOfMemoryError:  # who asks for the tensor itself will be told, if there is no room then either
             self._coming, self._next = iter(()), deque()
             return None
@@ -161,7 +173,7 @@ def _dismiss(device: torch.device) -> None:
         uploader.close()
 
 
-def _key(tensor: Tensor) -> tuple[int, int]:
+def _key(tensor: Tensor) -> Key:
     return tensor.data_ptr(), tensor.nbytes
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -26,11 +27,20 @@ LEAST_PIECE_BYTES = 1 << 20
 MAX_THREADS = 8
 
 
-class Sent(Protocol):
-    """A tensor on its way to a device. Shapes: both [bytes] uint8"""
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """Bytes of the host's memory, and where a file has them if it is mapped there. Shapes: bytes [n] uint8"""
 
-    @property
-    def source(self) -> Tensor: ...
+    bytes: Tensor
+    file: int = -1  # a descriptor, open for as long as they are sent; -1: none
+    offset_bytes: int = 0
+
+
+Group = tuple[Sequence[Stored], Tensor]  # what is to lie side by side on a device, and where
+
+
+class Sent(Protocol):
+    """A group on its way to a device."""
 
     @property
     def target(self) -> Tensor: ...
@@ -42,19 +52,19 @@ class Sends(Protocol):
     device: torch.device
 
     def copy(self, source: Tensor, target: Tensor) -> None: ...
-    def start(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Sequence[Sent]: ...
+    def start(self, groups: Iterable[Group]) -> Sequence[Sent]: ...
     def finish(self, sending: Any) -> None: ...
     def drop(self, sending: Any) -> None: ...
     def close(self) -> None: ...
 
 
 class Sending:
-    """A tensor on its way to a device. Owner: who asked for it; its last piece's thread ends it."""
+    """A group on its way to a device. Owner: who asked for it; its last piece's thread ends it."""
 
-    __slots__ = ("_done", "error", "pieces", "source", "target")
+    __slots__ = ("_done", "error", "pieces", "sources", "target")
 
-    def __init__(self, source: Tensor, target: Tensor) -> None:
-        self.source = source  # bytes, kept alive until they are read
+    def __init__(self, sources: Sequence[Stored], target: Tensor) -> None:
+        self.sources = sources  # kept alive until they are read
         self.target = target
         self.pieces = 0  # left to be sent; changed under the uploader's lock
         self.error: Exception | None = None
@@ -64,11 +74,11 @@ class Sending:
         self._done.set()
 
     def wait(self) -> None:
-        """Blocks: until all its pieces are queued on the device's stream, so that its source has been read."""
+        """Blocks: until all its pieces are queued on the device's stream, so that its sources have been read."""
         self._done.wait()
 
 
-Piece = tuple[Sending, int, int]  # of whose bytes, from where, how many
+Piece = tuple[Sending, Tensor, Tensor]  # of which group; some of its bytes, and where they go
 Job = list[Piece]  # what one buffer takes
 
 
@@ -91,25 +101,25 @@ class Uploader:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """One tensor that is wanted now. Shapes: both [bytes] uint8. Blocks: until the source has been read."""
-        (sending,) = self.start([(source, target)], piece_bytes(source.shape[0], self.threads))
+        (sending,) = self.start([([Stored(source)], target)], piece_bytes(source.shape[0], self.threads))
         self.finish(sending)
 
-    def start(self, pairs: Iterable[tuple[Tensor, Tensor]], piece: int = BUFFER_BYTES) -> list[Sending]:
-        """Queue tensors. The targets must be new: what the current stream does before now may still use their memory.
+    def start(self, groups: Iterable[Group], piece: int = BUFFER_BYTES) -> list[Sending]:
+        """Queue groups. The targets must be new: what the current stream does before now may still use their memory.
 
-        Shapes: source and target of a pair are [bytes] uint8
+        Shapes: a group's target is [bytes] uint8, as many as its sources have
         """
         self._stream.wait_stream(self._api.current_stream(self.device))
-        sendings = [Sending(source, target) for source, target in pairs]
+        sendings = [Sending(sources, target) for sources, target in groups]
         jobs = list(jobs_of(sendings, piece))
         for job in jobs:
             for sending, _, _ in job:
                 sending.pieces += 1
+        empty = [sending for sending in sendings if not sending.pieces]
         for job in jobs:
             self._queue.put(job)
-        for sending in sendings:
-            if not sending.source.shape[0]:
-                sending.end()
+        for sending in empty:
+            sending.end()
         return sendings
 
     def finish(self, sending: Sending) -> None:
@@ -160,11 +170,12 @@ class Uploader:
         sent.synchronize()  # its last content has left
         with self._api.stream(self._stream):
             at = 0
-            for sending, start, count in job:
+            for _, source, target in job:
                 # numpy copies on the calling thread alone; torch would start a team of its own in each.
-                np.copyto(buffer[at : at + count].numpy(), sending.source[start : start + count].numpy())
-                sending.target[start : start + count].copy_(buffer[at : at + count], non_blocking=True)
-                at += count
+                part = buffer[at : at + source.shape[0]]
+                np.copyto(part.numpy(), source.numpy())
+                target.copy_(part, non_blocking=True)
+                at += source.shape[0]
             sent.record(self._stream)
 
 
@@ -173,15 +184,17 @@ def jobs_of(sendings: Iterable[Sending], piece: int) -> Iterator[Job]:
     job: Job = []
     free = piece
     for sending in sendings:
-        start, end = 0, sending.source.shape[0]
-        while start < end:
-            count = min(end - start, free)
-            job.append((sending, start, count))
-            start += count
-            free -= count
-            if not free:
-                yield job
-                job, free = [], piece
+        to = 0
+        for source in sending.sources:
+            start, end = 0, source.bytes.shape[0]
+            while start < end:
+                count = min(end - start, free)
+                job.append((sending, source.bytes[start : start + count], sending.target[to : to + count]))
+                start, to = start + count, to + count
+                free -= count
+                if not free:
+                    yield job
+                    job, free = [], piece
     if job:
         yield job
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from engine.devices.host_heap import trim_heap
 from engine.devices.upload import upload
+from engine.devices.uploader import Stored
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
 from engine.models.coded_parts import coded
@@ -39,6 +42,7 @@ PLAIN_DTYPES = {
     "F8_E8M0": torch.uint8,
 }
 Progress = Callable[[int, int], None]  # done bytes, total bytes
+ALIGNED = 256  # bytes: addresses of matrices that are sent together
 
 
 class MappedCheckpoint:
@@ -61,6 +65,7 @@ class MappedCheckpoint:
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
         self._used: list[TensorInfo] = []
         self._quantisation = spec.quantisation
+        self._descriptors: dict[str, int] = {}
         self._tied, self._generates = spec.tie_embeddings, spec.generates
         self._parts: dict[Role, dict[str, TensorInfo]] = {}
         for (role, layer), info in self.table.items():
@@ -104,8 +109,22 @@ class MappedCheckpoint:
         assert isinstance(stored, Tensor)
         return stored.to(device=device, dtype=dtype, copy=True)
 
-    def coming(self) -> Iterator[Tensor]:
-        """The bytes of matrices that a model will ask for, where they lie and in about that order."""
+    def coming(self) -> Iterator[list[Stored]]:
+        """The bytes of matrices that a model will ask for, where they lie and in about that order.
+
+        Those that a model puts under one another come together, so that they can be sent to where they will be.
+        """
+        groups: dict[object, list[tuple[tuple[int, int], Stored]]] = {}
+        before: int | None = None
+        for layer, group, place, stored in self._coming():
+            if layer != before:
+                yield from map(_in_order, groups.values())
+                groups, before = {}, layer
+            groups.setdefault(group, []).append((place, stored))
+        yield from map(_in_order, groups.values())
+
+    def _coming(self) -> Iterator[tuple[int | None, object, tuple[int, int], Stored]]:
+        """The layer, the group, the place in it, and the bytes."""
         seen: set[tuple[str, int]] = set()
         for (role, layer), info in sorted(
             self.table.items(), key=lambda item: -1 if item[0][1] is None else item[0][1]
@@ -117,7 +136,20 @@ class MappedCheckpoint:
             seen.add((info.file, info.offset_bytes))
             found = self._asked_of(role, layer, info)
             if found is not None:
-                yield found
+                # What is rounded becomes something else first.
+                group, place = (role, (0, 0)) if self.rounding is not None else side_by_side(role)
+                offset = found.data_ptr() - self._maps[info.file][1].data_ptr()
+                stored = Stored(found.view(-1).view(torch.uint8), self._descriptor(info.file), offset)
+                if stored.bytes.shape[0] % ALIGNED:
+                    group, place = role, (0, 0)  # kernels want a matrix to begin at a round address
+                yield layer, group, place, stored
+
+    def _descriptor(self, file: str) -> int:
+        """Of a file, for those who read it beside its map. It is open for as long as this lives."""
+        if file not in self._descriptors:
+            self._descriptors[file] = found = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, found)
+        return self._descriptors[file]
 
     def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> Tensor | None:
         """What of a stored matrix goes to a device as it lies in the file."""
@@ -149,6 +181,32 @@ class MappedCheckpoint:
 
 def _is_moved(info: TensorInfo) -> bool:
     return bool(info.offset_bytes % PLAIN_DTYPES.get(info.dtype, torch.uint8).itemsize)
+# Roles whose matrices a model puts under one another, in that order.
+SIDE_BY_SIDE = {
+    role: (roles, place)
+    for roles in (("attn_q", "attn_k", "attn_v"), ("mlp_gate", "mlp_up"), ("shared_gate", "shared_up"))
+    for place, role in enumerate(roles)
+}
+SIDE_BY_SIDE_OF_EXPERTS = {"experts_gate": ("gate_up", 0), "experts_up": ("gate_up", 1), "experts_down": ("down", 0)}
+
+
+def side_by_side(role: str) -> tuple[object, tuple[int, int]]:
+    """What of a layer lies under one another on a device: the group that a role is in, and its place there."""
+    name, _, suffix = role.partition(PART)
+    if name in SIDE_BY_SIDE:
+        roles, place = SIDE_BY_SIDE[name]
+        return (roles, suffix), (0, place)
+    stack, _, expert = name.partition(".")
+    if expert.isdigit() and stack in SIDE_BY_SIDE_OF_EXPERTS:
+        group, place = SIDE_BY_SIDE_OF_EXPERTS[stack]
+        return (group, suffix), (int(expert), place)
+    return role, (0, 0)
+
+
+def _in_order(group: list[tuple[tuple[int, int], Stored]]) -> list[Stored]:
+    return [stored for _, stored in sorted(group, key=lambda member: member[0])]
+
+
 
 
 def _map(file: str) -> tuple[mmap.mmap, Tensor]:

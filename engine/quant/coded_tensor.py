@@ -23,6 +23,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedFormat
 from engine.quant.low_bits import E2M1_DOUBLED, looked_up
+from engine.quant.quant_tensor import stacked
 
 CODED_KINDS = ("fp8", "int8", "int4", "fp4_nv", "fp4_mx")
 HALF_BYTE_KINDS = ("int4", "fp4_nv", "fp4_mx")
@@ -164,7 +165,8 @@ def check_codes(weight: CodedTensor, name: str) -> CodedTensor:
 
 
 def stack_coded(parts: list[CodedTensor]) -> CodedTensor:
-    """One matrix with the parts' rows in order. They must be alike: see stackable. Copies."""
+    """One matrix with the parts' rows in order. They must be alike: see stackable. Copies, but codes that are
+    neighbours already."""
     first = parts[0]
     assert all(stackable(first, part) for part in parts)
 
@@ -181,7 +183,7 @@ def stack_coded(parts: list[CodedTensor]) -> CodedTensor:
     return replace(
         first,
         shape=(sum(part.shape[0] for part in parts), first.shape[1]),
-        codes=torch.cat([part.codes for part in parts]),
+        codes=stacked([part.codes for part in parts]),
         scales=torch.cat([part.scales for part in parts]),
         zeros=joined(zeros),
         row_scales=joined([part.row_scales for part in parts]),

@@ -49,12 +49,25 @@ class QuantTensor:
 def stack_bytes(parts: list[Tensor]) -> Tensor:
     """Rows of bytes [n, row_bytes] under one another.
 
-    On the host numpy copies them, in this thread: torch would wake its pool for each few hundred kilobytes, which on a
-    busy machine costs more than the copy.
+    On a device, parts that lie so already are left where they are: the result is the same memory. On the host numpy
+    copies them, in this thread: torch would wake its pool for each few hundred kilobytes, which on a busy machine costs
+    more than the copy.
     """
     if parts[0].device.type != "cpu":
-        return torch.cat(parts)
+        return stacked(parts)
     return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+
+
+def stacked(parts: list[Tensor]) -> Tensor:
+    """Rows under one another; a view of the parts where they are neighbours in one storage, else a copy."""
+    first = parts[0]
+    storage, end = first.untyped_storage().data_ptr(), first.data_ptr()
+    for part in parts:
+        neighbour = part.data_ptr() == end and part.is_contiguous() and part.untyped_storage().data_ptr() == storage
+        if not neighbour or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+            return torch.cat(parts)
+        end += part.nbytes
+    return first.as_strided((sum(part.shape[0] for part in parts), *first.shape[1:]), first.stride())
 
 
 def take_bytes(data: Tensor, rows: Tensor) -> Tensor:

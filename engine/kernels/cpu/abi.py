@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint, c_uint64, c_void_p
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 KINDS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
     *("I8_ROW", "I4_G128", "I4Z_G128"),
@@ -152,6 +152,18 @@ class Link(Structure):
 
 
 _P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
+class Stored(Structure):
+    """Bytes in memory, or in an open file."""
+
+    _fields_ = (
+        ("memory", c_void_p),
+        ("offset", c_int64),
+        ("bytes", c_int64),
+        ("file", c_int32),
+        ("reserved", c_int32),
+    )
+
+
 
 # name -> result, arguments
 FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -183,7 +195,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "bayard_argmax": (_I, (_P, _L, _L, _L, _I, _P)),
     "bayard_sender_new": (_P, (POINTER(Link), _I, _L)),
     "bayard_sender_free": (None, (_P,)),
-    "bayard_sender_put": (_L, (_P, _P, c_uint64, _L, _L)),
+    "bayard_sender_put": (_L, (_P, _P, _L, c_uint64, _L)),
     "bayard_sender_wait": (_I, (_P, _L)),
     "bayard_sender_done": (_L, (_P,)),
     "bayard_program_create": (_I, (_P, _L, POINTER(Op), _L, POINTER(_P))),
@@ -204,6 +216,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "BayardStep": Step,
     "BayardLink": Link,
 }
+    "BayardStored": Stored,
 
 
 def bind(library: ctypes.CDLL) -> None:

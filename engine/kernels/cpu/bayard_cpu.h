@@ -33,7 +33,7 @@ enum {
 };
 
 // Binding and library must agree on this number.
-#define BAYARD_ABI_VERSION 8
+#define BAYARD_ABI_VERSION 9
 BAYARD_API int bayard_abi_version(void);
 // sizeof a struct of this header by name, -1 for no such: a binding checks its own against it.
 BAYARD_API int64_t bayard_struct_bytes(const char* name);
@@ -134,6 +134,7 @@ typedef struct BayardKv {
   int32_t page_tokens;           // token_stride bytes, their page_tokens float32 scales
 } BayardKv;
 
+// scales: of int8 pages, [2, kv_heads], of each head's K, then V; null: of each row's largest number.
 BAYARD_API int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t count,
                                int64_t kv_heads, int64_t dim, const BayardKv* kv, const int64_t* pages,
                                const int64_t* offsets);
@@ -180,17 +181,27 @@ typedef struct BayardLink {
   unsigned reserved;
 } BayardLink;
 
+// Bytes in memory, or in an open file from an offset on.
+typedef struct BayardStored {
+  const void* memory;
+  int64_t offset;
+  int64_t bytes;
+  int32_t file;  // -1: none, they are in memory
+  int32_t reserved;
+} BayardStored;
+
 typedef struct BayardSender BayardSender;
 
 // Null for a bad number. Each thread makes its two buffers when it first needs them.
 BAYARD_API BayardSender* bayard_sender_new(const BayardLink* link, int threads, int64_t buffer_bytes);
 // Sends what was put in, then ends the threads.
 BAYARD_API void bayard_sender_free(BayardSender* sender);
-// A job: bytes from source to the address target, by pieces. Its number, from 1 on, or -1. The source must stay until
-// the job is done.
-BAYARD_API int64_t bayard_sender_put(BayardSender* sender, const void* source, uint64_t target, int64_t bytes,
+// A job: parts [count] to the address target, side by side, by pieces. Its number, from 1 on, or -1. What holds the
+// parts' bytes must stay until the job is done.
+BAYARD_API int64_t bayard_sender_put(BayardSender* sender, const BayardStored* parts, int64_t count, uint64_t target,
                                      int64_t piece);
-// Blocks until all of a job is queued on the stream and its source was read. What the driver said.
+// Blocks until all of a job is queued on the stream and its parts were read. What the driver said, or the error of
+// reading a file as a negative number.
 BAYARD_API int bayard_sender_wait(BayardSender* sender, int64_t job);
 // All jobs up to this number are done.
 BAYARD_API int64_t bayard_sender_done(BayardSender* sender);

@@ -81,6 +81,7 @@ int64_t bayard_struct_bytes(const char* name) {
   BAYARD_SIZE(BayardGroup);
   BAYARD_SIZE(BayardStep);
   BAYARD_SIZE(BayardLink);
+  BAYARD_SIZE(BayardStored);
 #undef BAYARD_SIZE
   return -1;
 }

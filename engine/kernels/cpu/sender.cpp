@@ -1,21 +1,27 @@
 // Threads that take host memory to a device: each fills one of its two pinned buffers while the other is on its way.
 //
 // The driver is reached through addresses of its functions, so that this library links to none. Jobs are taken in the
-// order they were put in. Buffers are written past the caches, which their content would pass through for nothing. They
-// lie in large pages, which a driver pins many times faster than small ones.
+// order they were put in. A job's parts lie side by side on the device, so that a buffer holds many small ones and goes
+// in one copy. Parts of a file are read, not copied from its map: a map costs a fault every few pages, and pages let go
+// again. Memory is written past the caches, which its content would pass through for nothing. Buffers lie in large
+// pages, which a driver pins many times faster than small ones.
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <set>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "bayard_cpu.h"
 
@@ -25,9 +31,16 @@
 
 namespace {
 
-struct Piece {
+struct Job {
   int64_t ticket;
-  const uint8_t* source;
+  std::vector<BayardStored> parts;
+  int64_t pieces;  // that are not done
+};
+
+struct Piece {
+  Job* job;
+  size_t part;  // it begins in this one,
+  int64_t at;   // so many bytes behind its start
   uint64_t target;
   int64_t bytes;
 };
@@ -52,6 +65,53 @@ void stream_copy(uint8_t* target, const uint8_t* source, int64_t bytes) {
   }
 #endif
   if (bytes > 0) std::memcpy(target, source, static_cast<size_t>(bytes));
+}
+
+// What is in the page cache at once; for the rest the disk is asked for all of it before any of it is waited for.
+// 0, or the system's error as a negative number.
+int read_file(uint8_t* target, int file, int64_t offset, int64_t bytes) {
+  bool waits = false;
+  while (bytes > 0) {
+    ssize_t found;
+#if defined(RWF_NOWAIT)
+    if (!waits) {
+      iovec into = {target, static_cast<size_t>(bytes)};
+      found = preadv2(file, &into, 1, offset, RWF_NOWAIT);
+      if (found <= 0) {
+        waits = true;
+        posix_fadvise(file, offset, bytes, POSIX_FADV_WILLNEED);
+        continue;
+      }
+    } else
+#endif
+    {
+      found = pread(file, target, static_cast<size_t>(bytes), offset);
+      if (found < 0 && errno == EINTR) continue;
+      if (found < 0) return -errno;
+      if (found == 0) return -ENODATA;  // it has become shorter
+    }
+    target += found;
+    offset += found;
+    bytes -= found;
+  }
+  return 0;
+}
+
+// A piece's bytes from the parts it lies in.
+int gather(uint8_t* target, const Piece& piece) {
+  int64_t left = piece.bytes, at = piece.at;
+  for (size_t index = piece.part; left > 0; ++index, at = 0) {
+    const BayardStored& part = piece.job->parts[index];
+    const int64_t count = std::min(left, part.bytes - at);
+    if (part.file >= 0) {
+      if (const int error = read_file(target, part.file, part.offset + at, count)) return error;
+    } else {
+      stream_copy(target, static_cast<const uint8_t*>(part.memory) + at, count);
+    }
+    target += count;
+    left -= count;
+  }
+  return 0;
 }
 
 constexpr int64_t kLargePage = int64_t{2} << 20;
@@ -92,9 +152,8 @@ struct BayardSender {
   std::mutex mutex;
   std::condition_variable work, done;
   std::deque<Piece> pieces;
-  std::unordered_map<int64_t, int64_t> left;   // pieces of each job that is not done
-  std::unordered_map<int64_t, int> failed;     // what jobs that failed met, until they are asked for
-  std::set<int64_t> open;                      // jobs that are not done
+  std::map<int64_t, std::unique_ptr<Job>> open;  // jobs that are not done
+  std::unordered_map<int64_t, int> failed;       // what jobs that failed met, until they are asked for
   int64_t last = 0;
   bool ending = false;
 
@@ -118,17 +177,16 @@ struct BayardSender {
       } else if (!error) {
         error = link.wait(events[turn]);  // its last content has left
       }
+      if (!error) error = gather(buffers[turn].data, piece);
       if (!error) {
-        stream_copy(buffers[turn].data, piece.source, piece.bytes);
         error = link.copy(piece.target, buffers[turn].data, static_cast<size_t>(piece.bytes), link.stream);
       }
       if (!error) error = link.record(events[turn], link.stream);
       turn = 1 - turn;
       std::lock_guard<std::mutex> lock(mutex);
-      if (error) failed.emplace(piece.ticket, error);
-      if (--left[piece.ticket] == 0) {
-        left.erase(piece.ticket);
-        open.erase(piece.ticket);
+      if (error) failed.emplace(piece.job->ticket, error);
+      if (--piece.job->pieces == 0) {
+        open.erase(piece.job->ticket);
         done.notify_all();
       }
     }
@@ -175,34 +233,49 @@ void bayard_sender_free(BayardSender* sender) {
   delete sender;
 }
 
-int64_t bayard_sender_put(BayardSender* sender, const void* source, uint64_t target, int64_t bytes, int64_t piece) {
-  if (!sender || bytes < 0) return -1;
+int64_t bayard_sender_put(BayardSender* sender, const BayardStored* parts, int64_t count, uint64_t target,
+                          int64_t piece) {
+  if (!sender || !parts || count < 0) return -1;
   piece = std::max<int64_t>(1, std::min(piece, sender->buffer_bytes));
-  std::lock_guard<std::mutex> lock(sender->mutex);
-  const int64_t ticket = ++sender->last;
-  if (bytes == 0) return ticket;
   try {
-    const int64_t count = (bytes + piece - 1) / piece;
-    sender->left.emplace(ticket, count);
-    sender->open.insert(ticket);
-    for (int64_t at = 0; at < bytes; at += piece) {
-      sender->pieces.push_back({ticket, static_cast<const uint8_t*>(source) + at, target + static_cast<uint64_t>(at),
-                                std::min(piece, bytes - at)});
+    auto job = std::make_unique<Job>();
+    std::vector<Piece> made;
+    int64_t full = 0;  // bytes of the piece that is being made
+    for (int64_t i = 0; i < count; ++i) {
+      if (parts[i].bytes < 0) return -1;
+      if (parts[i].bytes == 0) continue;
+      job->parts.push_back(parts[i]);
+      for (int64_t at = 0; at < parts[i].bytes;) {
+        if (full == 0) made.push_back({job.get(), job->parts.size() - 1, at, target, 0});
+        const int64_t some = std::min(piece - full, parts[i].bytes - at);
+        made.back().bytes += some;
+        target += static_cast<uint64_t>(some);
+        at += some;
+        full = (full + some) % piece;
+      }
     }
-    if (count == 1) {
+    job->pieces = static_cast<int64_t>(made.size());
+    std::lock_guard<std::mutex> lock(sender->mutex);
+    const int64_t ticket = job->ticket = sender->last + 1;
+    if (!made.empty()) {
+      sender->pieces.insert(sender->pieces.end(), made.begin(), made.end());
+      sender->open.emplace_hint(sender->open.end(), ticket, std::move(job));
+    }
+    sender->last = ticket;
+    if (made.size() == 1) {
       sender->work.notify_one();
     } else {
       sender->work.notify_all();
     }
+    return ticket;
   } catch (const std::bad_alloc&) {
     return -1;
   }
-  return ticket;
 }
 
 int bayard_sender_wait(BayardSender* sender, int64_t ticket) {
   std::unique_lock<std::mutex> lock(sender->mutex);
-  sender->done.wait(lock, [&] { return sender->left.find(ticket) == sender->left.end(); });
+  sender->done.wait(lock, [&] { return sender->open.find(ticket) == sender->open.end(); });
   const auto found = sender->failed.find(ticket);
   if (found == sender->failed.end()) return 0;
   const int error = found->second;
@@ -212,7 +285,7 @@ int bayard_sender_wait(BayardSender* sender, int64_t ticket) {
 
 int64_t bayard_sender_done(BayardSender* sender) {
   std::lock_guard<std::mutex> lock(sender->mutex);
-  return sender->open.empty() ? sender->last : *sender->open.begin() - 1;
+  return sender->open.empty() ? sender->last : sender->open.begin()->first - 1;
 }
 
 }  // extern "C"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.devices.native_uploader import NativeUploader, native_uploader
 from engine.devices.upload import ReadAhead
-from engine.devices.uploader import BUFFER_BYTES
+from engine.devices.uploader import BUFFER_BYTES, Stored
 from engine.errors import WorkerError
 from engine.kernels.cpu import abi, library
 from tests.fakes.host_streams import HostStreams
@@ -106,7 +107,7 @@ def test_many_tensors_arrive_in_any_order_of_asking_and_memory_is_given_back(
 ) -> None:
     sources = [numbers(1 + 37_001 * i, seed=i) for i in range(60)] + [numbers(3 * BUFFER_BYTES + 1), numbers(0)]
     targets = [torch.zeros_like(source) for source in sources]
-    sendings = sender.start(zip(sources, targets, strict=True), piece=1 << 20)
+    sendings = sender.start((([Stored(s)], t) for s, t in zip(sources, targets, strict=True)), piece=1 << 20)
     for sending in reversed(sendings):
         sender.finish(sending)
     assert all(torch.equal(source, target) for source, target in zip(sources, targets, strict=True))
@@ -123,7 +124,7 @@ def test_what_the_driver_refuses_is_told_to_who_waits_and_to_nobody_else(
     driver.fails_on = {1000}
     good = numbers(999)
     bad, unasked, fine = sender.start(
-        [(source, torch.zeros_like(source)) for source in (numbers(1000), numbers(1000, seed=1), good)]
+        [([Stored(s)], torch.zeros_like(s)) for s in (numbers(1000), numbers(1000, seed=1), good)]
     )
     with pytest.raises(WorkerError, match="700"):
         sender.finish(bad)
@@ -134,13 +135,50 @@ def test_what_the_driver_refuses_is_told_to_who_waits_and_to_nobody_else(
 
 def test_tensors_are_read_ahead_through_it(sender: NativeUploader) -> None:
     coming = [torch.randint(0, 99, (size,), dtype=torch.int16) for size in (5, 3 << 20, 70, 9 << 20, 1)]
-    ahead = ReadAhead(coming, sender, limit_bytes=24 << 20)
+    ahead = ReadAhead([[Stored(tensor.view(torch.uint8))] for tensor in coming], sender, limit_bytes=24 << 20)
     ahead.fill()
     for tensor in coming[:-1]:
         found = ahead.take(tensor)
         assert found is not None
         assert torch.equal(found, tensor)
     ahead.close()
+
+
+@pytest.mark.parametrize("piece", [1000, 4096, BUFFER_BYTES])
+def test_those_of_a_group_arrive_side_by_side_from_memory_and_from_files(
+    sender: NativeUploader, tmp_path: Path, piece: int
+) -> None:
+    parts = [numbers(size, seed=size) for size in (1, 70_001, 4096, 0, 333, 200_000)]
+    path = tmp_path / "weights"
+    path.write_bytes(b"".join(part.numpy().tobytes() for part in parts))
+    offsets = [sum(len(part) for part in parts[:i]) for i in range(len(parts))]
+    with path.open("rb") as file:
+        unread = torch.zeros(200_000, dtype=torch.uint8)  # what lies in the file is taken from there
+        stored = [
+            Stored(unread[: len(part)], file.fileno(), offset) if i % 2 else Stored(part)
+            for i, (part, offset) in enumerate(zip(parts, offsets, strict=True))
+        ]
+        target = torch.zeros(offsets[-1] + len(parts[-1]), dtype=torch.uint8)
+        (sending,) = sender.start([(stored, target)], piece)
+        sender.finish(sending)
+    assert torch.equal(target, torch.cat(parts))
+
+
+def test_a_file_that_became_shorter_or_cannot_be_read_is_told(sender: NativeUploader, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(5000))
+    source, target = numbers(6000), torch.zeros(6000, dtype=torch.uint8)
+    with path.open("rb") as file:
+        short, good = sender.start(
+            [([Stored(source, file.fileno(), 0)], target), ([Stored(source[:5000], file.fileno(), 0)], target[:5000])]
+        )
+        with pytest.raises(WorkerError, match=r"6,000 bytes of weights .* No data"):
+            sender.finish(short)
+        sender.finish(good)
+    with path.open("ab") as file:
+        (sending,) = sender.start([([Stored(source, file.fileno(), 0)], target)])
+        with pytest.raises(WorkerError, match="Bad file descriptor"):
+            sender.finish(sending)
 
 
 def test_there_is_none_for_a_host() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.devices.upload import ReadAhead
-from engine.devices.uploader import BUFFER_BYTES, Uploader
+from engine.devices.uploader import BUFFER_BYTES, Stored, Uploader
+from engine.quant.quant_tensor import stacked
 from tests.fakes.host_streams import HostStreams
 
 MIB = 1 << 20
@@ -23,21 +24,26 @@ def tensors(*sizes: int) -> list[torch.Tensor]:
     return [torch.randint(0, 99, (size,), dtype=torch.int16) for size in sizes]
 
 
+def alone(found: list[torch.Tensor]) -> list[list[Stored]]:
+    """Each a group of its own."""
+    return [[Stored(tensor.view(torch.uint8))] for tensor in found]
+
+
 class Counted:
-    """Tensors that count how many were asked for."""
+    """Groups that count how many were asked for."""
 
     def __init__(self, found: list[torch.Tensor]) -> None:
         self.found, self.taken = found, 0
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for tensor in self.found:
+    def __iter__(self) -> Iterator[list[Stored]]:
+        for group in alone(self.found):
             self.taken += 1
-            yield tensor
+            yield group
 
 
 def test_what_is_asked_for_in_order_is_there_once(sender: Uploader) -> None:
     coming = tensors(5, 3 * MIB, 70, 9 * MIB, 1, MIB)
-    ahead = ReadAhead(coming, sender, limit_bytes=40 * MIB)
+    ahead = ReadAhead(alone(coming), sender, limit_bytes=40 * MIB)
     ahead.fill()
     for tensor in coming:
         shaped = tensor.view(1, -1)
@@ -47,6 +53,23 @@ def test_what_is_asked_for_in_order_is_there_once(sender: Uploader) -> None:
         assert found.data_ptr() != tensor.data_ptr()
         assert torch.equal(found, shaped)
     assert ahead.take(coming[0]) is None
+    ahead.close()
+
+
+def test_those_of_a_group_lie_side_by_side_there(sender: Uploader) -> None:
+    first, second, third, last = tensors(256, MIB, 128, 7)
+    ahead = ReadAhead([[*alone([third])[0], *alone([first])[0], *alone([second])[0]], *alone([last])], sender)
+    ahead.fill()
+    taken = [ahead.take(tensor.view(-1, 128)) for tensor in (first, second, third)]
+    found = [tensor for tensor in taken if tensor is not None]
+    assert all(
+        torch.equal(mine, theirs.view(-1, 128)) for mine, theirs in zip(found, (first, second, third), strict=True)
+    )
+    whole = stacked([found[2], found[0], found[1]])
+    assert whole.data_ptr() == found[2].data_ptr()
+    assert torch.equal(whole, torch.cat([found[2], found[0], found[1]]))
+    assert stacked(found).data_ptr() != found[0].data_ptr(), "they lie in another order"
+    assert torch.equal(stacked(found), torch.cat(found))
     ahead.close()
 
 
@@ -70,7 +93,7 @@ def test_no_more_than_the_limit_is_read_ahead_but_one_tensor_that_is_larger(send
 
 def test_what_nobody_asks_for_does_not_stop_what_follows(sender: Uploader) -> None:
     coming = tensors(*[4 * MIB] * 12)
-    ahead = ReadAhead(coming, sender, limit_bytes=16 * MIB)
+    ahead = ReadAhead(alone(coming), sender, limit_bytes=16 * MIB)
     ahead.fill()
     found = [ahead.take(tensor) for tensor in coming[3:]]
     assert sum(tensor is not None for tensor in found) >= len(found) - 3
