@@ -1,4 +1,4 @@
-"""Experts: rows sorted by expert and multiplied in tiles, or for a few tokens each (token, expert) pair by itself.
+"""Experts: rows sorted by expert and multiplied in tiles; a few tokens go to few_experts.py.
 
 Nothing is asked of the host: grids are upper bounds and programs beyond the work return at once, so a step can be
 captured. A row's result depends on its own token and experts alone; a token's experts are added in their order.
@@ -14,30 +14,20 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention_tiles import shared_bytes
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+from engine.kernels.triton.few_experts import ACTIVATIONS, _gated, few_experts
 from engine.quant.expert_stack import ExpertStack
 
 FEW_PAIRS = 32  # up to here a weight's row is read once a pair, which L2 absorbs
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
 
 
 @triton.jit
-def _gated(gate, up, ACTIVATION: tl.constexpr):
-    if ACTIVATION == 0:
-        result = gate * tl.sigmoid(gate) * up
-    elif ACTIVATION == 1:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        result = gate * tl.sigmoid(2.0 * inner) * up  # 0.5 (1 + tanh x) = sigmoid(2x)
-    else:
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
-        result = gate * tl.sigmoid(1.702 * gate) * (up + 1.0)
-    return result
-
-
-@triton.jit
-def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr):
+def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     expert = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     found = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_pairs, BLOCK):
         here = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1)
@@ -46,8 +36,13 @@ def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scan_kernel(counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+def _scan_kernel(
+    counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
     lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     mask = lanes < num_experts
     count = tl.load(counts + lanes, mask=mask, other=0)
     tl.store(starts + lanes, tl.cumsum(count, axis=0) - count, mask=mask)
@@ -55,9 +50,12 @@ def _scan_kernel(counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, 
 
 
 @triton.jit
-def _place_kernel(ids, starts, order, num_pairs, BLOCK: tl.constexpr):
+def _place_kernel(ids, starts, order, num_pairs, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     expert = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     at = tl.load(starts + expert)
     for start in range(0, num_pairs, BLOCK):
         mine = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1) == expert
@@ -94,8 +92,11 @@ def _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.conste
 def _gate_up_kernel(
     x, weight, bias, inner, order, counts, starts, tile_ends, num_experts, width, depth,
     CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
@@ -127,7 +128,11 @@ def _gate_up_kernel(
 def _down_kernel(
     inner, weight, bias, pair_weights, parts, order, counts, starts, tile_ends, num_experts, width, depth,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
@@ -151,62 +156,19 @@ def _down_kernel(
 
 
 @triton.jit
-def _few_gate_up_kernel(
-    x, weight, bias, inner, ids, width, depth,
-    CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    pair = tl.program_id(0)
-    expert = tl.load(ids + pair).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_n = n < width
-    lanes = tl.arange(0, BLOCK_K)
-    gate_rows = weight + (expert * 2 * width + n)[:, None] * depth
-    up_rows = gate_rows + width.to(tl.int64) * depth
-    row = x + (pair // CHOICES).to(tl.int64) * depth
-    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for start in range(0, depth, BLOCK_K):
-        k = start + lanes
-        in_k = k < depth
-        mask = in_n[:, None] & in_k[None, :]
-        a = tl.load(row + k, mask=in_k, other=0.0).to(tl.float32)[None, :]
-        gates += a * tl.load(gate_rows + k[None, :], mask=mask, other=0.0).to(tl.float32)
-        ups += a * tl.load(up_rows + k[None, :], mask=mask, other=0.0).to(tl.float32)
-    gate, up = tl.sum(gates, axis=1), tl.sum(ups, axis=1)
-    if HAS_BIAS:
-        gate += tl.load(bias + expert * 2 * width + n, mask=in_n, other=0.0).to(tl.float32)
-        up += tl.load(bias + expert * 2 * width + width + n, mask=in_n, other=0.0).to(tl.float32)
-    tl.store(inner + pair * width + n, _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty), mask=in_n)
-
-
-@triton.jit
-def _few_down_kernel(
-    inner, weight, bias, pair_weights, out, ids, width, depth,
-    CHOICES: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """A token's output columns over all its experts, one after the other."""
-    token = tl.program_id(0)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_n = n < width
-    lanes = tl.arange(0, BLOCK_K)
-    total = tl.zeros([BLOCK_N], tl.float32)
-    for choice in range(CHOICES):
-        pair = token * CHOICES + choice
-        expert = tl.load(ids + pair).to(tl.int64)
-        share = tl.load(pair_weights + pair)
-        w_rows = weight + (expert * width + n)[:, None] * depth
-        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for start in range(0, depth, BLOCK_K):
-            k = start + lanes
-            in_k = k < depth
-            a = tl.load(inner + pair * depth + k, mask=in_k, other=0.0).to(tl.float32)[None, :]
-            acc += a * tl.load(w_rows + k[None, :], mask=in_n[:, None] & in_k[None, :], other=0.0).to(tl.float32)
-        value = tl.sum(acc, axis=1)
-        if HAS_BIAS:
-            value += tl.load(bias + expert * width + n, mask=in_n, other=0.0).to(tl.float32)
-        total += value * share
-    tl.store(out + token.to(tl.int64) * width + n, total.to(out.dtype.element_ty), mask=in_n)
+def _sum_kernel(parts, out, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    """A token's experts, in their order."""
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    token = tl.program_id(0).to(tl.int64)
+    row = parts + token * CHOICES * width + columns
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        total += tl.load(row + choice * width, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=mask)
 
 
 def pack(stack: ExpertStack) -> ExpertStack:
@@ -228,33 +190,8 @@ def experts(
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     if x.shape[0] == 0:
         return torch.empty_like(x)
-    run = _few if ids.numel() <= FEW_PAIRS else _many
-    return run(x, ids, weights, gate_up, down, gate_up_bias, down_bias, ACTIVATIONS[activation])
-
-
-def _few(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: ExpertStack,
-    down: ExpertStack,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-    activation: int,
-) -> torch.Tensor:
-    tokens, depth = x.shape
-    choices, width = ids.shape[1], gate_up.rows // 2
-    inner = torch.empty(tokens * choices, width, dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
-    _few_gate_up_kernel[(tokens * choices, triton.cdiv(width, 4))](
-        x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner, ids, width, depth,
-        choices, activation, gate_up_bias is not None, 4, 512, num_warps=4, num_stages=3,
-    )  # fmt: skip
-    _few_down_kernel[(tokens, triton.cdiv(depth, 4))](
-        inner, down.weight, down.weight if down_bias is None else down_bias, weights, out, ids, depth, width,
-        choices, down_bias is not None, 4, min(512, triton.next_power_of_2(width)), num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return out
+    run = few_experts if ids.numel() <= FEW_PAIRS else _many
+    return run(x, ids, weights, gate_up, down, gate_up_bias, down_bias, activation)
 
 
 def _many(
@@ -265,7 +202,7 @@ def _many(
     down: ExpertStack,
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
-    activation: int,
+    activation: str,
 ) -> torch.Tensor:
     tokens, depth = x.shape
     pairs, count, width = ids.numel(), gate_up.num_experts, gate_up.rows // 2
@@ -277,17 +214,23 @@ def _many(
     block_n, block_k, warps = (64, 128, 4) if block_m <= 32 else (128 if x.element_size() <= 2 else 64, 64, 8)
     copies = 2 if block_m > 32 and x.element_size() > 2 else 1  # such products read numbers of 32 bits turned around
     stages = stages_of(copies * (block_m + 2 * block_n) * block_k * x.element_size(), x.device)
+    chained, options = chains(x.device), launch(x.device)
     _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
         x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
-        *found.tensors, count, width, depth, ids.shape[1], activation, gate_up_bias is not None,
-        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
+        *found.tensors, count, width, depth, ids.shape[1], ACTIVATIONS[activation], gate_up_bias is not None,
+        block_m, block_n, block_k, steps, chained, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     _down_kernel[(found.tiles, triton.cdiv(depth, block_n))](
         inner, down.weight, down.weight if down_bias is None else down_bias, weights, parts,
         *found.tensors, count, depth, width, down_bias is not None,
-        block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
+        block_m, block_n, block_k, steps, chained, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
-    return parts.view(tokens, ids.shape[1], depth).sum(dim=1)
+    out = torch.empty_like(x)
+    block = min(1024, triton.next_power_of_2(depth))
+    _sum_kernel[(tokens, triton.cdiv(depth, block))](
+        parts, out, depth, ids.shape[1], block, chained, num_warps=4, **options
+    )
+    return out
 
 
 def stages_of(tile_bytes: int, device: torch.device) -> int:
@@ -311,9 +254,11 @@ def sorted_pairs(ids: torch.Tensor, count: int) -> SortedPairs:
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     counts, starts, tile_ends = torch.empty(3, count, dtype=torch.int32, device=ids.device).unbind()
     block = min(4096, max(16, triton.next_power_of_2(pairs)))
-    _count_kernel[(count,)](ids, counts, pairs, block, num_warps=4)
-    _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, triton.next_power_of_2(count), num_warps=1)
-    _place_kernel[(count,)](ids, starts, order, pairs, block, num_warps=4)
+    chained, options = chains(ids.device), launch(ids.device)
+    padded = triton.next_power_of_2(count)
+    _count_kernel[(count,)](ids, counts, pairs, block, chained, num_warps=4, **options)
+    _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, padded, chained, num_warps=1, **options)
+    _place_kernel[(count,)](ids, starts, order, pairs, block, chained, num_warps=4, **options)
     return SortedPairs((order, counts, starts, tile_ends), block_m, min(pairs, pairs // block_m + count))
 
 

@@ -7,16 +7,20 @@ import triton
 import triton.language as tl
 
 from engine.kernels import reference_experts
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 
 
 @triton.jit
 def _route_kernel(
     logits, correction, ids, weights, count, scale,
     COUNT: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
-    SIGMOID: tl.constexpr, NORMALISE: tl.constexpr, CORRECTED: tl.constexpr,
+    SIGMOID: tl.constexpr, NORMALISE: tl.constexpr, CORRECTED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
     mask = lanes < count
     raw = tl.load(logits + token * count + lanes, mask=mask, other=float("-inf")).to(tl.float32)
     if SIGMOID:
@@ -68,6 +72,7 @@ def route(
         _route_kernel[(tokens,)](
             logits, logits if correction is None else correction, ids, weights, experts, scale,
             count, triton.next_power_of_2(count), triton.next_power_of_2(experts),
-            score == "sigmoid", normalise, correction is not None, num_warps=1,
+            score == "sigmoid", normalise, correction is not None, chains(logits.device),
+            num_warps=1, **launch(logits.device),
         )  # fmt: skip
     return ids, weights
