@@ -22,11 +22,13 @@ from engine.messages import WorkerConfig
 from engine.models import load_model
 from engine.models.adapters import AdapterBank
 from engine.models.encoder import load_encoder
+from engine.models.loading import KV_NAMES
 from engine.models.packed_store import PackedStore
 from engine.quantize.on_load import rounding_of
 from engine.runner.forward_model import ForwardModel
 from engine.spec import read_spec
 from engine.spec.adapter_spec import named, read_adapter
+from engine.spec.kv_scales import calibrated_scales
 from engine.spec.model_spec import ModelSpec
 from engine.speculative import Drafter
 from engine.speculative.loading import load_draft_model
@@ -69,6 +71,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     kv_dtype = KV_BYTES.get(config.kv_dtype) or _dtype("kv_dtype", config.kv_dtype, _kv_default(config, device, dtype))
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
+    calibrated_kv, why_scales = calibrated_scales(spec, config.kv_scales, KV_NAMES.get(kv_dtype, ""))
     rounding, rounding_notes = rounding_of(
         config.weights,
         spec,
@@ -93,7 +96,10 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         rounding=rounding,
         adapters=bank,
         packed=packed,
+        calibrated_kv=calibrated_kv,
     )
+    if why_scales:
+        model.kernels["KV multipliers"] = why_scales
     read_s = time.perf_counter() - began
     if _has_own_threads(model.kernels):
         # What is left to torch is small, and its pool spins after each op on the cores that the kernels' pool uses.

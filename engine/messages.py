@@ -314,6 +314,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     swap_bytes: int = 0  # host memory for the pages of preempted requests; 0: they are computed again
     packed_dir: str = ""  # a folder that keeps weights packed for the CPU's kernels for the next start; "": none does
     packed_bytes: int = 0  # at most so many in it
+    kv_scales: str = "auto"  # of a kv_dtype of one byte: "dynamic", "calibrated", or what the checkpoint has
 
 
 command_encoder = msgspec.msgpack.Encoder()

@@ -116,6 +116,8 @@ class Worker:
         log.info("worker_ready load_s=%.2f context=%d pages=%d", load_s, core.max_context_tokens, engine.num_pages)
         for note in engine.notes:
             log.warning("fallback %s", note)
+        if "KV multipliers" in engine.kernels:
+            log.info("kv_multipliers %s", engine.kernels["KV multipliers"])
         ready = WorkerReady(
             protocol=PROTOCOL_VERSION,
             pid=os.getpid(),

@@ -3,8 +3,9 @@
 A page's part of one head is page tokens * (D + 4) bytes: first all tokens' codes, D bytes each, then all their
 multipliers, float32. So the view that a layer has is [pages, 2, G, page tokens, D + 4] and only this module and the
 kernels know what lies where in the last two dimensions. uint8 is E4M3, int8 are whole numbers.
-Multipliers are of the largest number of a head, taken when it is written: nothing is calibrated, and what one token
-is written as never depends on another.
+A multiplier is of the largest number of its head, taken when it is written, or a constant of the layer that was learnt
+before: whichever, what one token is written as never depends on another. A constant is stored beside the codes all the
+same, so that one kernel reads both.
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ def parts(view: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def rounded(numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Shapes: numbers [..., D] -> codes [..., D] of dtype, multipliers [...] float32"""
+def rounded(numbers: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Codes and multipliers: those given, beyond whose largest code numbers saturate, or each head's own.
+
+    A head with a number that is not finite has NaN for its multiplier; no code is ever NaN.
+    Shapes: numbers [..., G, D]; scales [G] float32 -> codes [..., G, D] of dtype, multipliers [..., G] float32
+    """
     wide = numbers.to(torch.float32)
     largest = LARGEST[dtype]
-    scales = wide.abs().amax(dim=-1).clamp_min(SMALLEST) / largest
-    scaled = (wide / scales.unsqueeze(-1)).clamp(-largest, largest)
+    sizes = wide.abs().amax(dim=-1)
+    made = sizes.clamp_min(SMALLEST) / largest if scales is None else scales.expand_as(sizes)
+    made = torch.where(sizes.isfinite(), made, torch.nan)
+    scaled = (wide / made.unsqueeze(-1)).clamp(-largest, largest).nan_to_num(0.0)
     if dtype is torch.int8:
-        return scaled.round().to(torch.int8), scales
-    return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales
+        return scaled.round().to(torch.int8), made
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8), made
 
 
 def numbers_of(codes: Tensor, scales: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Attention:
     k_norm: Tensor | None
     norm_eps: float
     sinks: Tensor | None = None  # [H] float32
+    kv_scales: Tensor | None = None  # [2, G] float32, of a cache of bytes; None: its heads have their own
 
     @property
     def entry(self) -> Linear:
@@ -55,11 +56,12 @@ class Attention:
             k = ops.rms_norm(k, self.k_norm, self.norm_eps).view(rows, spec.num_kv_heads, dim)
         view = batch.kv_views[self.layer]
         pages = batch.groups[batch.layer_groups[self.layer]]
+        given = {} if self.kv_scales is None else {"kv_scales": self.kv_scales}
+        where = (view, pages.write_pages, pages.write_offsets)
         if self.cos_sin is None:
-            ops.kv_write(k, v, view, pages.write_pages, pages.write_offsets)
+            ops.kv_write(k, v, *where, **given)
         else:
-            where = (view, pages.write_pages, pages.write_offsets)
-            ops.rope_kv_write(q, k, v, batch.positions, self.cos_sin, *where, *norms)
+            ops.rope_kv_write(q, k, v, batch.positions, self.cos_sin, *where, *norms, **given)
         if self._takes_whole_prompt(batch):
             assert self.ops.prompt_attention is not None
             whole: Tensor = self.ops.prompt_attention(q, k, v, spec.scale)  # k is rotated by now

@@ -34,7 +34,7 @@ class Ops:
         self.add_rms_norm = self._plain("add_rms_norm")
         self.rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = self._plain("rope")
         self.silu_mul: Callable[[Tensor], Tensor] = self._plain("silu_mul")
-        self.kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = self._plain("kv_write")
+        self.kv_write: Callable[..., None] = self._plain("kv_write")
         self.joins_norms = False  # rope_kv_write takes norms of heads too
         self.rope_kv_write: Callable[..., None] = self._rope_kv_write()
         self.paged_attention: Callable[..., Tensor] = self._plain("paged_attention")
@@ -148,10 +148,17 @@ class Ops:
             return self._plain("rope_kv_write")
 
         def both(
-            q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, view: Tensor, *where: Tensor
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            positions: Tensor,
+            cos_sin: Tensor,
+            view: Tensor,
+            *where: Tensor,
+            **given: Tensor,
         ) -> None:
             self.rope(q, k, positions, cos_sin)
-            self.kv_write(k, v, view, *where)
+            self.kv_write(k, v, view, *where, **given)
 
         return both
 

@@ -22,6 +22,7 @@ from engine.layers.weight import Weight
 from engine.models.coded_parts import coded
 from engine.models.rounding import Rounding
 from engine.quant.quant_tensor import QuantTensor
+from engine.spec.kv_scales import ROLES as KV_ROLES
 from engine.spec.model_spec import ModelSpec, TensorInfo
 from engine.spec.quantised_tensors import PART
 from engine.spec.tensor_table import Role, expected_tensors, tensor_table
@@ -52,6 +53,7 @@ class MappedCheckpoint:
     """
 
     rounding: Rounding | None = None  # what Parts makes of the matrices it takes
+    calibrated_kv = False  # whether the checkpoint's own multipliers are those of a cache of bytes
     device = torch.device("cpu")  # where the parts of quantised matrices are put together
 
     packed: PackedStore | None = None  # matrices that were packed at an earlier start
@@ -130,7 +132,7 @@ class MappedCheckpoint:
             self.table.items(), key=lambda item: -1 if item[0][1] is None else item[0][1]
         ):
             unasked = role == "lm_head" and (self._tied or not self._generates)
-            unasked = unasked or role.endswith("_bias")  # a vector of each expert
+            unasked = unasked or role.endswith("_bias") or role in KV_ROLES  # a vector of each expert, or of heads
             if len(info.shape) < 2 or (info.file, info.offset_bytes) in seen or unasked or _is_moved(info):
                 continue
             seen.add((info.file, info.offset_bytes))

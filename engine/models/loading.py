@@ -74,12 +74,14 @@ def load_model(
     rounding: Rounding | None = None,
     adapters: AdapterBank | None = None,
     packed: PackedStore | None = None,
+    calibrated_kv: bool = False,
 ) -> Model:
     """Load a checkpoint's weights onto a device, packed for the kernels that will run it.
 
     Weights are mapped, never held twice: host memory stays near what the kernels keep. progress gets done and total.
 
     activation: "exact", or "int8" where a kernel may quantise activations
+    calibrated_kv: whether a cache of bytes is written with the checkpoint's own multipliers
     adapters: what is added to projections for rows that ask for it
     packed: where packed weights of the last start are, and where this one's are kept
     rounding: what matrices are made into; None: they stay as stored
@@ -95,6 +97,7 @@ def load_model(
     checkpoint.rounding, checkpoint.device = rounding, device
     checkpoint.adapters = adapters
     checkpoint.packed = packed
+    checkpoint.calibrated_kv = calibrated_kv
     context = max_context_tokens or spec.max_context_tokens
     with reading_ahead(checkpoint.coming(), device):
         return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)

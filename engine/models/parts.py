@@ -31,6 +31,7 @@ from engine.layers.weight import (
     together,
 )
 from engine.models.checkpoint import MappedCheckpoint
+from engine.models.kv_scales import layer_kv_scales
 from engine.models.packed_store import PackedStore
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
@@ -112,6 +113,7 @@ class Parts:
             k_norm=self.norm("attn_k_norm", i) if normed else None,
             norm_eps=self.spec.norm_eps,
             sinks=self.vector("attn_sinks", i) if spec.sinks else None,
+            kv_scales=layer_kv_scales(self.checkpoint, self.spec, layer, self.ops.query.kv_dtype, self.device),
         )
 
     def mlp(self, layer: LayerSpec) -> GatedMlp | ExpertsMlp:

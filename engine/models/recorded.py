@@ -178,4 +178,5 @@ def _attention(b: ProgramBuilder, layer: DecoderLayer, *, qkv: int, out: int, la
         q_norm=attention.q_norm,
         k_norm=attention.k_norm,
         eps=attention.norm_eps,
+        kv_scales=attention.kv_scales,
     )

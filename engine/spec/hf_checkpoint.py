@@ -11,7 +11,8 @@ from engine.spec.families import FAMILIES, family_named
 from engine.spec.family import ACTIVATIONS, Bias, Family, Window
 from engine.spec.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Fields
 from engine.spec.hf_folder import read_json, refuse_repeats, weight_files
-from engine.spec.model_spec import CheckpointFormat, ModelSpec, TensorInfo
+from engine.spec.kv_scales import read_kv_scheme
+from engine.spec.model_spec import CheckpointFormat, KvScheme, ModelSpec, TensorInfo
 from engine.spec.pooling import decoder_pooling
 from engine.spec.quantisation import Quantisation
 from engine.spec.quantisation_config import read_quantisation
@@ -30,7 +31,7 @@ def hf_spec(folder: Path) -> ModelSpec:
         return hf_encoder_spec(folder, config, encoder)
     pooling = decoder_pooling(folder, config.whole("hidden_size", 1, MAX_WIDTH))
     family = family_named(_architecture(config, embeds=pooling is not None), CheckpointFormat.HF, folder.name)
-    quantisation = _quantisation(config, family)
+    quantisation, kv_scheme = _quantisation(config, family)
     gates = ACTIVATIONS[family.activation]
     config.one_of(config.first_stated("hidden_activation", "hidden_act"), gates, gates[0])
     files = weight_files(folder)
@@ -62,6 +63,7 @@ def hf_spec(folder: Path) -> ModelSpec:
         eos_token_ids=_ends(folder, config, vocab_size),
         source_dtype=quantisation.label if quantisation else commonest_dtype(tensors),
         quantisation=quantisation,
+        kv_scheme=kv_scheme,
         extra=tuple(family.scalars(config).items()),
         pooling=pooling,
         generates=has_head or pooling is None,
@@ -94,12 +96,18 @@ def _of_whole_model(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
     return tensors
 
 
-def _quantisation(config: Fields, family: Family) -> Quantisation | None:
-    """The rules that matrices are stored by. Some families have a form of their own, which their tensors show."""
+def _quantisation(config: Fields, family: Family) -> tuple[Quantisation | None, KvScheme | None]:
+    """The rules that matrices are stored by, and what multiplies a cache's codes.
+
+    Some families have a form of their own, which their tensors show. A configuration may be of the cache alone.
+    """
     stated = config.section("quantization_config") or config.section("compression_config")
     if stated is None or stated.text("quant_method", "compressed-tensors") in family.quantisations:
-        return None
-    return read_quantisation(stated)
+        return None, None
+    kv_scheme = read_kv_scheme(stated)
+    if kv_scheme is not None and stated.values.get("config_groups") == {}:
+        return None, kv_scheme
+    return read_quantisation(stated), kv_scheme
 
 
 def _shape(config: Fields, family: Family, max_context: int) -> DecoderShape:

@@ -123,6 +123,14 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KvScheme:
+    """What a checkpoint says of the multipliers it brings for a KV cache of bytes."""
+
+    kind: str = "fp8"  # of the codes they were made for, or "int8"
+    fault: str = ""  # why they cannot be used
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One stored tensor. shape is the torch order: [out_features, in_features] for a matrix."""
 
@@ -160,6 +168,7 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # None: the checkpoint states no way to embed a text
     generates: bool = True  # False: there are no logits, so it embeds alone
     first_position: int = 0  # an encoder's position of a text's first token
+    kv_scheme: KvScheme | None = None  # None: multipliers for a KV cache, if there are some, are for E4M3
 
     @property
     def is_encoder(self) -> bool:

@@ -147,7 +147,9 @@ def _scale_shapes(scheme: QuantScheme, rows: int, columns: int) -> tuple[tuple[i
     return ((rows, _groups(scheme, columns)),)
 
 
-KV_SUFFIXES = (".k_scale", ".v_scale")  # multipliers of a cache in FP8; ours are taken from each key and value
+# Multipliers of a cache; those of layers that cache keys and values are read by engine.spec.kv_scales. Queries are not
+# rounded here.
+KV_SUFFIXES = (".k_scale", ".v_scale", ".q_scale")
 
 
 def is_kv_scale(name: str) -> bool:

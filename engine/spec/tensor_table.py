@@ -10,6 +10,7 @@ from engine.ggml_types import COMPUTABLE_TYPES, PLAIN_TYPES
 from engine.spec.encoder_families import encoder_tensors
 from engine.spec.families import family_of
 from engine.spec.family import Family, Norms
+from engine.spec.kv_scales import take_kv_scales
 from engine.spec.model_spec import (
     AttentionKind,
     AttentionSpec,
@@ -193,6 +194,8 @@ def tensor_table(spec: ModelSpec) -> dict[Role, TensorInfo]:
         _check(spec, expected, info)
         if expected.required:  # a tied head that is stored all the same repeats the embedding
             table[expected.role] = info
+    if not spec.is_encoder:
+        table |= take_kv_scales(spec, stored)
     _check_experts(spec, table)
     left = [name for name in stored if not name.endswith(DERIVED_SUFFIXES)]
     if spec.quantisation is not None:

@@ -137,7 +137,7 @@ typedef struct BayardKv {
 // scales: of int8 pages, [2, kv_heads], of each head's K, then V; null: of each row's largest number.
 BAYARD_API int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t count,
                                int64_t kv_heads, int64_t dim, const BayardKv* kv, const int64_t* pages,
-                               const int64_t* offsets);
+                               const int64_t* offsets, const float* scales);
 
 typedef struct BayardAttention {
   int32_t heads, kv_heads, head_dim;
@@ -238,6 +238,7 @@ typedef struct BayardOp {
   const float* norm_weight_k;    // ROPE_KV: of each k head, or null
   const float* cos_sin;          // ROPE_KV, or null
   int64_t cos_rows, rotary;
+  const float* kv_scales;        // ROPE_KV: as of bayard_kv_write, or null
   BayardAttention attention;     // ROPE_KV and ATTENTION
   float eps, scale;
 } BayardOp;

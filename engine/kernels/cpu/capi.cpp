@@ -233,14 +233,16 @@ int bayard_rope(float* heads, int64_t row_stride, int64_t head_stride, int64_t c
 }
 
 int bayard_kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t count, int64_t kv_heads,
-                    int64_t dim, const BayardKv* kv, const int64_t* pages, const int64_t* offsets) {
+                    int64_t dim, const BayardKv* kv, const int64_t* pages, const int64_t* offsets,
+                    const float* scales) {
   std::lock_guard<std::mutex> lock(g_mutex);
   if (!kv_ok(*kv)) return BAYARD_BAD_KIND;
   for (int64_t i = 0; i < count; i++)
     if (pages[i] < 0 || pages[i] >= kv->pages || offsets[i] < 0 || offsets[i] >= kv->page_tokens)
       return BAYARD_BAD_INDEX;
   return run(count * kv_heads * dim, 0, [&](Team& team) {
-    run_kv_write(team, rows(k, k_stride, count), rows(v, v_stride, count), kv_heads, dim, *kv, pages, offsets);
+    run_kv_write(team, rows(k, k_stride, count), rows(v, v_stride, count), kv_heads, dim, *kv, pages, offsets,
+                 scales);
   });
 }
 

@@ -109,7 +109,7 @@ struct KernelTable {
   void (*swiglu_clamped_row)(const float* gate, const float* up, int64_t k, float* out);
   void (*rope_head)(float* head, const float* cos_sin, int64_t half);
   void (*store_row)(const float* x, int64_t k, int type, void* out);
-  void (*store_scaled)(const float* x, int64_t k, int8_t* q, float* scale);  // int8 of the row's largest
+  void (*store_scaled)(const float* x, int64_t k, int8_t* q, float* scale);  // int8; *scale 0: of the row's largest
   int64_t (*argmax_row)(const float* x, int64_t k, bool finite);
   void (*exp_row)(const float* x, int64_t k, float top, float divisor, float* out);  // e^((x - top) / divisor); may be x
   int64_t (*attention_scratch_floats)(int rows, int group, int head_dim);

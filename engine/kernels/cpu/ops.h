@@ -62,15 +62,15 @@ void run_gate_mul(Team& team, int prepare, Rows gate_up, int64_t k, Rows out);
 void run_rope(Team& team, Rows heads, int64_t head_stride, int64_t num_heads, const int64_t* positions,
               const float* cos_sin, int64_t rotary);
 void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, const BayardKv& kv, const int64_t* pages,
-                  const int64_t* offsets);
+                  const int64_t* offsets, const float* scales);
 void run_argmax(Team& team, Rows x, int64_t k, bool finite, int64_t* out);
 
 // Pieces of [0, count) so that each thread gets several, but none is smaller than `least`.
 int64_t piece(const Team& team, int64_t count, int64_t least);
 
-// One token's K and V of one KV head, to their page.
+// One token's K and V of one KV head, to their page. Scales: of int8; 0: of the row's largest.
 void store_kv(const KernelTable& t, const BayardKv& kv, int64_t page, int64_t head, int64_t offset, int64_t dim,
-              const float* k, const float* v);
+              const float* k, const float* v, float k_scale, float v_scale);
 
 }  // namespace bayard
 

@@ -183,7 +183,10 @@ def kv_struct(view: Tensor) -> abi.Kv:
     )
 
 
-def kv_write(k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offsets: Tensor) -> None:
+def kv_write(
+    k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offsets: Tensor, kv_scales: Tensor | None = None
+) -> None:
+    """kv_scales: [2, G] float32, as of reference.kv_write"""
     keys, values = _heads(k), _heads(v)
     pages, offsets = write_pages.to(torch.int64).contiguous(), write_offsets.to(torch.int64).contiguous()
     kv = kv_struct(view)
@@ -198,6 +201,7 @@ def kv_write(k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offs
         ctypes.byref(kv),
         pages.data_ptr(),
         offsets.data_ptr(),
+        None if kv_scales is None else kv_scales.data_ptr(),
     )
     check(code, "kv_write")
 

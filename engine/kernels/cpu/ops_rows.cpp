@@ -64,12 +64,12 @@ void run_rope(Team& team, Rows heads, int64_t head_stride, int64_t num_heads, co
 }
 
 void store_kv(const KernelTable& t, const BayardKv& kv, int64_t page, int64_t head, int64_t offset, int64_t dim,
-              const float* k, const float* v) {
+              const float* k, const float* v, float k_scale, float v_scale) {
   uint8_t* base = static_cast<uint8_t*>(kv.base) + page * kv.page_stride + head * kv.head_stride;
   for (const float* from : {k, v}) {
     uint8_t* place = base + offset * kv.token_stride;
     if (kv.type == BAYARD_I8_ROW) {
-      float scale;
+      float scale = from == k ? k_scale : v_scale;
       t.store_scaled(from, dim, reinterpret_cast<int8_t*>(place), &scale);
       std::memcpy(base + kv.page_tokens * kv.token_stride + 4 * offset, &scale, 4);
     } else {
@@ -80,11 +80,12 @@ void store_kv(const KernelTable& t, const BayardKv& kv, int64_t page, int64_t he
 }
 
 void run_kv_write(Team& team, Rows k, Rows v, int64_t kv_heads, int64_t dim, const BayardKv& kv, const int64_t* pages,
-                  const int64_t* offsets) {
+                  const int64_t* offsets, const float* scales) {
   team.each(k.count, rows_a_piece(team, k.count, 2 * kv_heads * dim), [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++)
       for (int64_t h = 0; h < kv_heads; h++)
-        store_kv(kernels(), kv, pages[i], h, offsets[i], dim, k.row(i) + h * dim, v.row(i) + h * dim);
+        store_kv(kernels(), kv, pages[i], h, offsets[i], dim, k.row(i) + h * dim, v.row(i) + h * dim,
+                 scales ? scales[h] : 0.0f, scales ? scales[kv_heads + h] : 0.0f);
   });
   team.sync();
 }

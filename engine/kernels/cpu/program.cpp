@@ -234,7 +234,8 @@ void Program::rope_kv(Team& team, const BayardOp& op, const BayardStep& step) {
       }
       for (int64_t h = 0; h < kv_heads; h++)
         store_kv(t, kv, group.write_pages[i], h, group.write_offsets[i], dim, row + (heads + h) * dim,
-                 row + (heads + kv_heads + h) * dim);
+                 row + (heads + kv_heads + h) * dim, op.kv_scales ? op.kv_scales[h] : 0.0f,
+                 op.kv_scales ? op.kv_scales[kv_heads + h] : 0.0f);
     }
   });
   team.sync();

@@ -145,12 +145,13 @@ class ProgramBuilder:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 0.0,
+        kv_scales: Tensor | None = None,
     ) -> None:
         """Norm and rotate q and k in qkv, write K and V to the layer's pages, attend -> out [T, heads * head_dim]."""
-        sinks, q_norm, k_norm = _vector(sinks), _vector(q_norm), _vector(k_norm)
+        sinks, q_norm, k_norm, kv_scales = _vector(sinks), _vector(q_norm), _vector(k_norm), _vector(kv_scales)
         table = None if cos_sin is None else cos_sin.contiguous()
         assert table is None or table.dtype is torch.float32
-        self._alive += [sinks, q_norm, k_norm, table]
+        self._alive += [sinks, q_norm, k_norm, kv_scales, table]
         constants = attention_struct(heads, kv_heads, head_dim, scale, window_tokens, softcap, sinks)
         self._add(
             "rope_kv",
@@ -164,6 +165,7 @@ class ProgramBuilder:
             cos_sin=None if table is None else table.data_ptr(),
             cos_rows=0 if table is None else table.shape[0],
             rotary=0 if table is None else table.shape[1],
+            kv_scales=None if kv_scales is None else kv_scales.data_ptr(),
             eps=eps,
         )
         self._add("attention", abi.OP_ATTENTION, in_=qkv, out=out, layer=layer, group=group, attention=constants)

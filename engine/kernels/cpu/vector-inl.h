@@ -183,7 +183,7 @@ void store_scaled(const float* x, int64_t k, int8_t* q, float* scale) {
   const int64_t blocks = (k + kBlock - 1) / kBlock;
   float padded[kBlock], amax = 1e-20f, fault = 0.0f;
   for (int64_t b = 0; b < blocks; b++) amax = largest(block_of(x, k, b, padded), amax, &fault);
-  const float d = amax / 127.0f;
+  const float d = *scale > 0.0f ? *scale : amax / 127.0f;
   const Isa::vf divisor = Isa::set(d), bound = Isa::set(127.0f), lower = Isa::set(-127.0f);
   for (int64_t b = 0; b < blocks; b++) {
     const float* p = block_of(x, k, b, padded);

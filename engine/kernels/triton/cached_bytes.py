@@ -97,14 +97,26 @@ def _scales_at(heads, tokens, PAGE: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _coded(values, largest, CODE: tl.constexpr, HARDWARE: tl.constexpr):
-    """Codes and multipliers of heads, NaN of one with a number that is not finite.
+def _own_scales(largest, CODE: tl.constexpr):
+    """Multipliers of heads by their largest numbers."""
+    LIMIT: tl.constexpr = 448.0 if CODE == 1 else 127.0
+    return tl.div_rn(tl.maximum(largest, 1e-20), LIMIT)
 
-    Shapes: values [H, D] float32; largest [H], of each -> [H, D], [H]
+
+@triton.jit
+def _where_finite(scales, largest):
+    """Multipliers, but NaN for a head with a number that is not finite."""
+    return tl.where(largest < float("inf"), scales, float("nan"))
+
+
+@triton.jit
+def _coded(values, scales, CODE: tl.constexpr, HARDWARE: tl.constexpr):
+    """Codes of heads; numbers beyond the largest code become it, and none becomes NaN.
+
+    Shapes: values [H, D] float32; scales [H] -> [H, D]
     """
     LIMIT: tl.constexpr = 448.0 if CODE == 1 else 127.0
-    scale = tl.where(largest < float("inf"), tl.div_rn(tl.maximum(largest, 1e-20), LIMIT), float("nan"))
-    quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
+    quotient = tl.div_rn(values, tl.broadcast_to(scales[:, None], values.shape))
     quotient = tl.minimum(tl.maximum(quotient, -LIMIT), LIMIT)
     if CODE == 2:
         # Adding and taking away three halves of 2 ** 23 rounds to the nearest even whole number.
@@ -113,4 +125,4 @@ def _coded(values, largest, CODE: tl.constexpr, HARDWARE: tl.constexpr):
         codes = quotient.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         codes = e4m3_codes(quotient).to(tl.uint8)
-    return codes, scale
+    return codes

@@ -123,13 +123,14 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """rms_norm of each head if there are norms, rope, then kv_write, in one pass.
 
-    Shapes: as rope and kv_write; q_norm, k_norm [D]. Mutates: q, k, view
+    Shapes: as rope and kv_write; q_norm, k_norm [D]; kv_scales [2, G]. Mutates: q, k, view
     """
     if code_of(view) != PLAIN:
-        write_bytes(q, k, v, positions, cos_sin, view, write_pages, write_offsets, q_norm, k_norm, eps)
+        write_bytes(q, k, v, positions, cos_sin, view, write_pages, write_offsets, q_norm, k_norm, eps, kv_scales)
         return
     count, heads, dim = q.shape
     groups = k.shape[1]
@@ -159,11 +160,16 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
 
 
 def kv_write(
-    k: torch.Tensor, v: torch.Tensor, view: torch.Tensor, write_pages: torch.Tensor, write_offsets: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    view: torch.Tensor,
+    write_pages: torch.Tensor,
+    write_offsets: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Shapes: as reference.kv_write. Mutates: view"""
     if code_of(view) != PLAIN:
-        write_bytes(None, k, v, write_offsets, write_offsets, view, write_pages, write_offsets)
+        write_bytes(None, k, v, write_offsets, write_offsets, view, write_pages, write_offsets, kv_scales=kv_scales)
         return
     count, heads, dim = k.shape
     if count:

@@ -1,4 +1,4 @@
-"""Writing K and V to a cache of bytes: rounded with a multiplier a head, in the pass that rotates them."""
+"""Writing K and V to a cache of bytes: rounded by a multiplier a head, own or given, in the pass that rotates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.cached_bytes import _coded, _scales_at, code_of
+from engine.kernels.triton.cached_bytes import _coded, _own_scales, _scales_at, _where_finite, code_of
 from engine.kernels.triton.device import converts_fp8
 from engine.kernels.triton.quantise_rows import largest_size
 from engine.kernels.triton.turned_heads import _turned
@@ -22,26 +22,35 @@ def _larger(first, second):
 
 
 @triton.jit
-def _store_part(heads_at, offset, lanes, values, mask, largest, DIM: tl.constexpr, CODE: tl.constexpr,
+def _scales_of(given, groups, exists, largest, CODE: tl.constexpr, GIVEN: tl.constexpr):
+    """Heads' multipliers. given: where those of a plane lie, which are read if GIVEN"""
+    if GIVEN:
+        scales = tl.load(given + groups, mask=exists, other=1.0)
+    else:
+        scales = _own_scales(largest, CODE)
+    return _where_finite(scales, largest)
+
+
+@triton.jit
+def _store_part(heads_at, offset, lanes, values, mask, scales, DIM: tl.constexpr, CODE: tl.constexpr,
                 HARDWARE: tl.constexpr):  # fmt: skip
-    """Codes of some of the heads' numbers; their multipliers."""
-    codes, scales = _coded(values, largest, CODE, HARDWARE)
+    """Codes of some of the heads' numbers."""
+    codes = _coded(values, scales, CODE, HARDWARE)
     tl.store(heads_at[:, None] + offset * DIM + lanes[None, :], codes, mask=mask)
-    return scales
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "pages", "offsets"])
 def _write_bytes_kernel(
-    q, k, v, positions, cos_sin, view, pages, offsets, q_norm, k_norm, eps,
+    q, k, v, positions, cos_sin, view, pages, offsets, given, q_norm, k_norm, eps,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     page_stride, plane_stride, head_stride,
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr,
-    CODE: tl.constexpr, HARDWARE: tl.constexpr, NORMED: tl.constexpr,
+    CODE: tl.constexpr, HARDWARE: tl.constexpr, NORMED: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """A program rotates HEADS heads in place, a key's into its page too, or copies heads there as they are.
 
-    NUM_Q: 0 where nothing is rotated, and K is copied as V is
+    NUM_Q: 0 where nothing is rotated, and K is copied as V is. given: multipliers [2, NUM_KV], read if GIVEN
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -81,9 +90,11 @@ def _write_bytes_kernel(
             if 2 * HALF < DIM:
                 kept = rest.to(tl.float32)
                 largest = _larger(largest, largest_size(kept, 1))
-                _store_part(heads_at, offset, rest_lanes, kept, beyond, largest, DIM, CODE, HARDWARE)
-            _store_part(heads_at, offset, lanes + HALF, second, mask, largest, DIM, CODE, HARDWARE)
-            scales = _store_part(heads_at, offset, lanes, first, mask, largest, DIM, CODE, HARDWARE)
+            scales = _scales_of(given, heads, exists, largest, CODE, GIVEN)
+            if 2 * HALF < DIM:
+                _store_part(heads_at, offset, rest_lanes, kept, beyond, scales, DIM, CODE, HARDWARE)
+            _store_part(heads_at, offset, lanes + HALF, second, mask, scales, DIM, CODE, HARDWARE)
+            _store_part(heads_at, offset, lanes, first, mask, scales, DIM, CODE, HARDWARE)
             tl.store(_scales_at(heads_at, offset, PAGE, DIM), scales, mask=exists)
     else:
         at = block
@@ -99,7 +110,9 @@ def _write_bytes_kernel(
             value_base = v + token * v_token_stride + groups[:, None] * v_head_stride
         values = tl.load(value_base + all_lanes[None, :], mask=real, other=0.0).to(tl.float32)
         values_at = target + plane * plane_stride + groups * head_stride
-        scales = _store_part(values_at, offset, all_lanes, values, real, largest_size(values, 1), DIM, CODE, HARDWARE)
+        largest = largest_size(values, 1)
+        scales = _scales_of(given + plane * NUM_KV, groups, groups < NUM_KV, largest, CODE, GIVEN)
+        _store_part(values_at, offset, all_lanes, values, real, scales, DIM, CODE, HARDWARE)
         tl.store(_scales_at(values_at, offset, PAGE, DIM), scales, mask=groups < NUM_KV)
 
 
@@ -115,10 +128,12 @@ def write_bytes(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """rope_kv_write to a cache of bytes; without q, kv_write.
 
-    Shapes: q [T, H, D]; k, v [T, G, D]; view [pages, 2, G, page tokens, D + 4]; norms [D]. Mutates: q, k, view
+    Shapes: q [T, H, D]; k, v [T, G, D]; view [pages, 2, G, page tokens, D + 4]; norms [D]; kv_scales [2, G] float32
+    Mutates: q, k, view
     """
     count, groups, dim = k.shape
     if not count:
@@ -129,9 +144,11 @@ def write_bytes(
     queries = k if q is None else q
     _write_bytes_kernel[(count, triton.cdiv(heads, each) + 2 * triton.cdiv(groups, each))](
         queries, k, v, positions, cos_sin, view, write_pages, write_offsets,
+        cos_sin if kv_scales is None else kv_scales,
         cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, eps,
         queries.stride(0), queries.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         view.stride(0), view.stride(1), view.stride(2),
         heads, groups, dim, triton.next_power_of_2(dim), half, triton.next_power_of_2(half), each, view.shape[3],
-        code_of(view), converts_fp8(view.device), q_norm is not None, num_warps=1 if each == 1 else 4,
+        code_of(view), converts_fp8(view.device), q_norm is not None, kv_scales is not None,
+        num_warps=1 if each == 1 else 4,
     )  # fmt: skip

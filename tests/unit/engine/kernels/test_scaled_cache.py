@@ -76,6 +76,43 @@ def test_channels_of_large_magnitude_do_not_spoil_other_heads(dtype: torch.dtype
     assert float(error.max()) < ERRORS[dtype]
 
 
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_given_multipliers_are_stored_and_what_lies_beyond_them_saturates(dtype: torch.dtype) -> None:
+    """Every code's number is kept exactly, and no number however large becomes a code that is none."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    wide = numbers_of(codes, torch.tensor(1.0))
+    wide = wide[wide.isfinite() & (wide > -128)] if dtype is torch.int8 else wide[wide.isfinite()]
+    padded = torch.cat((wide, torch.tensor([1e7, -1e7, 460.0, -460.0]), torch.zeros(-(len(wide) + 4) % DIM)))
+    tokens = padded.view(-1, 1, DIM).expand(-1, HEADS, DIM)
+    given = torch.tensor([[0.25, 3.0, 2.0**-14], [2.0**-40, 1.0, 2.0**90]])
+    pages, offsets = torch.arange(len(tokens)) // TOKENS, torch.arange(len(tokens)) % TOKENS
+    view = cache(dtype, pages=6)
+    k, v = (tokens * given[plane].view(1, HEADS, 1) for plane in (0, 1))
+    reference.kv_write(k, v, view, pages, offsets, given)
+    found_codes, found_scales = parts(view)
+    wanted = tokens.clamp(-LARGEST[dtype], LARGEST[dtype])
+    for plane in (0, 1):
+        assert torch.equal(found_scales[pages, plane, :, offsets], given[plane].expand(len(tokens), HEADS))
+        found = numbers_of(found_codes[pages, plane, :, offsets], torch.ones(len(tokens), HEADS))
+        assert torch.equal(found, wanted), plane
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("given", [None, torch.full((2, HEADS), 0.5)])
+def test_a_number_that_is_none_shows_in_the_multiplier_and_in_no_code(
+    dtype: torch.dtype, given: torch.Tensor | None
+) -> None:
+    view = cache(dtype)
+    k, v = torch.randn(2, HEADS, DIM), torch.randn(2, HEADS, DIM)
+    k[0, 1, 3], v[1, 2, 0] = float("nan"), float("-inf")
+    reference.kv_write(k, v, view, torch.tensor([1, 1]), torch.tensor([0, 1]), given)
+    codes, scales = parts(view)
+    broken = torch.zeros(2, HEADS, 2, dtype=torch.bool)
+    broken[0, 1, 0], broken[1, 2, 1] = True, True
+    assert torch.equal(scales[1, :, :, :2].isnan(), broken)
+    assert numbers_of(codes[1, :, :, :2], torch.ones(2, HEADS, 2)).isfinite().all()
+
+
 def test_zeros_stay_zeros() -> None:
     for dtype in LARGEST:
         assert not numbers_of(*rounded(torch.zeros(2, HEADS, DIM), dtype)).any()

@@ -147,7 +147,7 @@ void check_attention(const char* isa, int type, int dim, int context, int rows, 
     place_of[i] = i % page_tokens;
   }
   expect(bayard_kv_write(k.at(), static_cast<int64_t>(width), v.at(), static_cast<int64_t>(width), context, kv_heads, dim,
-                         &kv, page_of.data(), place_of.data()) == 0, "kv_write", isa, dim, context);
+                         &kv, page_of.data(), place_of.data(), nullptr) == 0, "kv_write", isa, dim, context);
   const size_t q_width = static_cast<size_t>(heads * dim);
   Exact<float> q(q_width * rows), out(q_width * rows), sinks(heads);
   fill(q, q_width * rows);

@@ -102,15 +102,16 @@ def test_attention_row_is_bit_identical_alone_in_chunks_and_in_company(window: i
             assert part.equal(together[first + begin : first + end]), (sequence, begin, end)
 
 
-def test_kv_write_int8_gives_the_bytes_of_the_plain_form(each_isa: EachIsa) -> None:
+@pytest.mark.parametrize("given", [None, torch.tensor([[0.01, 1e-25], [0.02, 0.3]])])
+def test_kv_write_int8_gives_the_bytes_of_the_plain_form(given: Tensor | None, each_isa: EachIsa) -> None:
     k, v = torch.randn(9, 2, 80) * torch.logspace(-30, 30, 9).view(9, 1, 1), torch.randn(9, 2, 80)
     k[3], v[5, 1, 7] = 0.0, float("nan")
     pages, offsets = torch.tensor([2, 2, 2, 0, 0, 1, 1, 1, 1]), torch.tensor([0, 7, 3, 1, 2, 0, 5, 6, 7])
     wanted = torch.zeros(3, 2, 2, 8, 84, dtype=torch.int8)
-    reference.kv_write(k, v, wanted, pages, offsets)
+    reference.kv_write(k, v, wanted, pages, offsets, given)
     for _ in each_isa():
         view = torch.zeros_like(wanted)
-        ops.kv_write(k, v, view, pages, offsets)
+        ops.kv_write(k, v, view, pages, offsets, given)
         codes, scales = scaled_cache.parts(view)
         codes_wanted, scales_wanted = scaled_cache.parts(wanted)
         assert scales.isnan().equal(scales_wanted.isnan())

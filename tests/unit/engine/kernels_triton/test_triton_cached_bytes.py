@@ -101,6 +101,28 @@ def test_heads_are_rotated_and_written_as_the_reference_writes_them(code, dtype,
     assert torch.equal(got, truth), "nothing is rotated, so all bytes are the same"
 
 
+@pytest.mark.parametrize("code", LARGEST)
+@pytest.mark.parametrize("tokens", [3, rope_kv.MANY_TOKENS + 1])
+def test_given_multipliers_are_written_and_saturate_as_in_the_reference(code, tokens):
+    torch.manual_seed(5)
+    groups, dim, page = 2, 16, 16
+    q, k, v = (torch.randn(tokens, n, dim, device=DEVICE) for n in (1, groups, groups))
+    given = torch.tensor([[1e-3, 0.02], [5.0, 1e-30]], device=DEVICE)
+    positions, cos_sin = torch.arange(tokens, device=DEVICE), torch.randn(tokens, 16, device=DEVICE)
+    pages, offsets = torch.arange(tokens, device=DEVICE) // page + 1, torch.arange(tokens, device=DEVICE) % page
+    truth, got = cache(8, groups, page, dim, code), cache(8, groups, page, dim, code)
+    reference.kv_write(k, v, truth, pages, offsets, given)
+    rope_kv.kv_write(k, v, got, pages, offsets, given)
+    assert torch.equal(got, truth)
+    codes, scales = parts(got)
+    assert torch.equal(scales[pages, 1, :, offsets], given[1].expand(tokens, groups))
+    assert numbers_of(codes[pages, :, :, offsets], torch.ones(tokens, 2, groups, device=DEVICE)).isfinite().all()
+    truth_q, truth_k = q.clone(), k.clone()
+    reference.rope_kv_write(truth_q, truth_k, v, positions, cos_sin, truth, pages, offsets, kv_scales=given)
+    rope_kv.rope_kv_write(q, k, v, positions, cos_sin, got, pages, offsets, kv_scales=given)
+    _alike(q, truth_q, k, truth_k, got, truth, torch.float32)
+
+
 def _alike(q, truth_q, k, truth_k, got, truth, dtype):
     near = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     for found, wanted in ((q, truth_q), (k, truth_k)):
