@@ -1,6 +1,8 @@
-"""Plain torch truth of choosing tokens: penalties, temperature, filters and the draw, for many rows at once."""
+"""Plain torch truth of choosing tokens: masks, penalties, filters, the draw, log-probabilities; many rows at once."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +15,81 @@ ONE_OUTPUT = 2  # what one more output token adds to a count
 MIN_TEMPERATURE = 1e-5
 HAVE_DOUBLE = ("cpu", "cuda")
 
+# Words of a row's record, the settings' floats as their bits.
+ROW, COUNT_ROW, TOP, ADDED_AT, ADDED, MASK, SPARE = range(7)
+SETTINGS_AT = 8
+RECORD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What some rows of a batch want beyond their largest logit: one buffer, which one copy brings to the device.
+
+    words is int32: a record a row (its row; its row of counts or -1; how many alternatives or -1; where its added
+    numbers begin and how many they are; its mask or -1; its spare row or -1; settings); three lists of what is added to
+    logits, a token once a row: which record's, the token, the number; masks, a bit a token that may come.
+    """
+
+    words: Tensor
+    rows: int
+    added: int
+    masks: int
+    most: int  # alternatives that a row wants; -1: no row wants its log-probability
+    spares: int  # rows that are changed and of which the log-probabilities are wanted as they were
+
+    @property
+    def records(self) -> Tensor:
+        return self.words[: self.rows * RECORD].view(self.rows, RECORD)
+
+
+def draw_tokens(logits: Tensor, picked: Tensor, counts: Tensor, asked: Asked) -> Tensor | None:
+    """Choose tokens as asked; a row whose picked is negative (its logits are not finite) keeps that.
+
+    To logits come first what is added, then choose_tokens' penalties, then the mask. Log-probabilities are of the
+    logits as they were given; of alternatives that tie the lower token comes first. The token counts for its row.
+
+    Shapes: logits [R, V]; picked [R] int32; counts [C, V] int32 -> [asked.rows, 1 + 2 * most] int32, None if most is
+    -1: the bits of the token's log-probability, of the alternatives' and, from 1 + most, these alternatives
+    Mutates: picked, counts; logits of rows that are changed may be left so
+    """
+    records, width = asked.records, logits.shape[1]
+    rows, count_rows = records[:, ROW].long(), records[:, COUNT_ROW]
+    values = logits[rows].float()
+    logprobs = torch.log_softmax(values, dim=-1)
+    if asked.added:
+        at = asked.rows * RECORD
+        owners, ids, bits = asked.words[at : at + 3 * asked.added].view(3, asked.added)
+        values.view(-1).index_add_(0, owners.long() * width + ids, bits.view(torch.float32))
+    settings = records[:, SETTINGS_AT:].view(torch.float32)
+    if counts.shape[0]:
+        seen = torch.where(count_rows[:, None] >= 0, counts[count_rows.clamp(min=0).long()], 0)
+        values = _penalised(values, seen, settings)
+    if asked.masks:
+        allowed = asked.words[asked.rows * RECORD + 3 * asked.added :].view(asked.masks, -1)
+        values = _masked(values, allowed, records[:, MASK])
+    none = torch.full_like(count_rows, -1)
+    chosen = choose_tokens(values, torch.arange(asked.rows, device=logits.device), settings, counts[:0], none)
+    chosen = torch.where(picked[rows] < 0, picked[rows], chosen)
+    picked[rows] = chosen
+    if counts.shape[0]:
+        counted = (count_rows >= 0) & (chosen >= 0)
+        places = count_rows.clamp(min=0).long() * width + chosen.clamp(min=0)
+        counts.view(-1).index_add_(0, places, counted.to(torch.int32) * ONE_OUTPUT)
+    if asked.most < 0:
+        return None
+    own = logprobs.gather(1, chosen.clamp(min=0).long().unsqueeze(1))
+    ordered = logprobs.sort(dim=-1, descending=True, stable=True)
+    best, tokens = ordered.values[:, : asked.most], ordered.indices[:, : asked.most]
+    return torch.cat([torch.cat([own, best], dim=1).view(torch.int32), tokens.to(torch.int32)], dim=1)
+
+
+def _masked(values: Tensor, allowed: Tensor, masks: Tensor) -> Tensor:
+    """Shapes: values [r, V]; allowed [M, V / 32]; masks [r], the row of allowed or -1"""
+    places = torch.arange(values.shape[1], device=values.device)
+    words = allowed[masks.clamp(min=0).long()][:, places >> 5]
+    blocked = ((words >> (places & 31).to(torch.int32)) & 1) == 0
+    return torch.where(blocked & (masks >= 0)[:, None], float("-inf"), values)
+
 
 def choose_tokens(logits: Tensor, rows: Tensor, settings: Tensor, counts: Tensor, count_rows: Tensor) -> Tensor:
     """A token for each of some rows, drawn from the row's own distribution by the row's own uniform number.
@@ -21,7 +98,7 @@ def choose_tokens(logits: Tensor, rows: Tensor, settings: Tensor, counts: Tensor
     top_k leaves the likeliest that reach top_p, of those what min_p of the likeliest admits. Values that tie at a
     border all stay. The draw goes through what is left in vocabulary order. Temperature 0 takes the first largest.
 
-    Shapes: logits [R, V] float32; rows [r] int32; settings [r, 8] float32 (temperature, top_p, min_p, top_k, the
+    Shapes: logits [R, V] float32; rows [r]; settings [r, 8] float32 (temperature, top_p, min_p, top_k, the
     uniform number in [0, 1), repetition, presence, frequency); counts [C, V] int32, twice a token's number of outputs
     plus one if the prompt has it; count_rows [r] int32, -1 where a row has none -> [r] int32
     Mutates: logits may be left with the penalties applied

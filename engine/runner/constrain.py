@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,22 +18,23 @@ def is_constrained(requests: Sequence[Request]) -> bool:
     return any(request.grammar is not None for request in requests)
 
 
-def constrain(
-    logits: torch.Tensor,
-    picked: torch.Tensor,
-    requests: Sequence[Request],
-    drafts: Sequence[Sequence[int]],
-    send: Send,
-) -> torch.Tensor:
-    """Forbid what grammars do not allow, and choose those rows' largest logits again. -1 stays: a row not finite.
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Shapes: allowed [rows, vocab / 32], a bit a token that may come."""
+
+    rows: list[int]
+    allowed: NDArray[np.int32]
+
+
+def fill_masks(requests: Sequence[Request], drafts: Sequence[Sequence[int]], vocab_size: int) -> Masks | None:
+    """What grammars allow in a batch's rows; None if none has one.
 
     drafts are the guesses after each request's newest token; a request has one row more than guesses. A grammar that
-    fails says so in its state, and its rows stay as they are.
-    Shapes: logits [R, vocab] float32; picked [R] int32 -> [R] int32. Mutates: logits, the grammars' failure
+    fails says so in its state, and its rows stay as they are. Mutates: the grammars' failure
     """
     rows: list[int] = []
     masks = []
-    words = -(-logits.shape[1] // 32)
+    words = -(-vocab_size // 32)
     at = 0
     for request, draft in zip(requests, drafts, strict=True):
         count = 1 + len(draft)
@@ -43,12 +45,26 @@ def constrain(
             masks.append(mask[:, :words])
             rows += range(at, at + count)
         at += count
-    if not rows:
+    return Masks(rows, np.ascontiguousarray(np.concatenate(masks))) if rows else None
+
+
+def constrain(
+    logits: torch.Tensor,
+    picked: torch.Tensor,
+    requests: Sequence[Request],
+    drafts: Sequence[Sequence[int]],
+    send: Send,
+) -> torch.Tensor:
+    """Forbid what grammars do not allow, and choose those rows' largest logits again. -1 stays: a row not finite.
+
+    Shapes: logits [R, vocab] float32; picked [R] int32 -> [R] int32. Mutates: logits, the grammars' failure
+    """
+    masks = fill_masks(requests, drafts, logits.shape[1])
+    if masks is None:
         return picked
-    allowed = np.ascontiguousarray(np.concatenate(masks))
     if logits.device.type == "cpu":
-        return mask_here(logits, picked, rows, allowed)
-    return mask_there(logits, picked, rows, allowed, send)
+        return mask_here(logits, picked, masks.rows, masks.allowed)
+    return mask_there(logits, picked, masks.rows, masks.allowed, send)
 
 
 def mask_there(

@@ -14,141 +14,123 @@ import torch
 from numpy.typing import NDArray
 
 from engine.devices import Device
-from engine.kernels.reference_sampling import NUM_SETTINGS
+from engine.kernels.reference_sampling import RECORD, SETTINGS_AT, Asked
 from engine.messages import TokenLogprob
+from engine.runner.constrain import Masks
 from engine.runner.sampler import Sampled, uniform
 from engine.runner.token_counts import TokenCounts
 from engine.scheduler.request import Request
 
-Choose = Callable[..., torch.Tensor]
+DrawTokens = Callable[..., torch.Tensor | None]
 Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Host arrays of a batch's rows that are more than the largest logit."""
+    """What a batch's rows want beyond their largest logit, on the host."""
 
-    rows: Ints  # [r] chosen by the kernel
-    settings: NDArray[np.float32]  # [r, 8] as reference_sampling.choose_tokens takes them
-    count_rows: Ints  # [r] of TokenCounts' table, -1: none
-    added_rows: Ints  # [b] row of each number that is added to a logit
-    added_ids: Ints  # [b] its token
-    added: NDArray[np.float32]  # [b] a bias, or -inf for a stop token that may not come yet
-    logprob_rows: Ints  # [l] rows whose log-probabilities are wanted
-    most_alternatives: int  # of those rows
+    words: Ints  # of Asked
+    rows: list[int]
+    added: int
+    masks: int
+    most: int
+    spares: int
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnLogprobs:
-    """On the device. Shapes: chosen [l], top [l, k], top_ids [l, k]"""
+    """On the device, of the rows drawn; see reference_sampling.draw_tokens."""
 
-    rows: Ints
-    chosen: torch.Tensor
-    top: torch.Tensor
-    top_ids: torch.Tensor
+    rows: list[int]
+    told: torch.Tensor
 
 
-def can_draw(request: Request) -> bool:
-    """Whether the device can choose this request's next token by itself."""
-    # Log-probabilities are the model's own: the sampler keeps the row from before its grammar's mask.
-    return request.grammar is None or request.sampling.top_logprobs is None
-
-
-def plan_draw(requests: list[Request], counts: TokenCounts, ahead: Sequence[int] = ()) -> Draw | None:
+def plan_draw(
+    requests: Sequence[Request], counts: TokenCounts, ahead: Sequence[int] = (), masks: Masks | None = None
+) -> Draw | None:
     """What to choose for a batch's rows; None if all take their largest logit and no more is wanted.
 
-    ahead: guessed tokens between each row's request and the row; none if empty
+    ahead: guessed tokens between each row's request and the row; none if empty. masks: of rows with a grammar
     Mutates: counts, which expects the tokens to be drawn
     """
+    mask_of = {} if masks is None else {row: at for at, row in enumerate(masks.rows)}
+    vocab = counts.table.shape[1]
     rows: list[int] = []
+    records: list[tuple[int, ...]] = []
     settings: list[tuple[float, ...]] = []
-    count_rows: list[int] = []
     added: list[tuple[int, int, float]] = []
-    logprob_rows: list[int] = []
-    most = 0
+    most = -1
+    spares = 0
     for row, request in enumerate(requests):
-        if request.is_plain_greedy:
+        mask = mask_of.get(row, -1)
+        if request.is_plain_greedy and mask < 0:
             continue
         guessed = ahead[row] if ahead else 0
-        masks_stops = request.masks_stops_after(guessed)
         p = request.sampling
-        if p.top_logprobs is not None:
-            logprob_rows.append(row)
-            most = max(most, p.top_logprobs)
-        if p.logit_bias:
-            added += [(row, token, bias) for token, bias in p.logit_bias.items()]
-        if masks_stops:
-            added += [(row, token, float("-inf")) for token in p.stop_token_ids]
-        if p.temperature == 0.0 and not (request.has_penalties or p.logit_bias or masks_stops):
-            continue
-        rows.append(row)
+        wanted = -1 if p.top_logprobs is None else min(p.top_logprobs, vocab)
+        most = max(most, wanted)
+        numbers = dict(p.logit_bias or {})
+        if request.masks_stops_after(guessed):
+            numbers |= dict.fromkeys(p.stop_token_ids, float("-inf"))
+        count_row = counts.row_of(request) if request.has_penalties else -1
+        spare = -1
+        if wanted >= 0 and (numbers or count_row >= 0 or mask >= 0):
+            spare, spares = spares, spares + 1
+        records.append((row, count_row, wanted, len(added), len(numbers), mask, spare, 0))
+        added += [(len(rows), token, number) for token, number in numbers.items()]
         number = uniform(request.seed, len(request.token_ids) + guessed)
         settings.append(
             (p.temperature, p.top_p, p.min_p, p.top_k, number,
              p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
         )  # fmt: skip
-        count_rows.append(counts.row_of(request) if request.has_penalties else -1)
-    if not rows and not logprob_rows:
+        rows.append(row)
+    if not rows:
         return None
-    return Draw(
-        np.array(rows, np.int32),
-        np.array(settings, np.float32).reshape(len(rows), NUM_SETTINGS),
-        np.array(count_rows, np.int32),
-        np.array([row for row, _, _ in added], np.int32),
-        np.array([token for _, token, _ in added], np.int32),
-        np.array([value for _, _, value in added], np.float32),
-        np.array(logprob_rows, np.int32),
-        most,
-    )
+    words = np.empty((len(rows), RECORD), np.int32)
+    words[:, :SETTINGS_AT] = records
+    words[:, SETTINGS_AT:] = np.array(settings, np.float32).view(np.int32)
+    parts = [words.reshape(-1)]
+    if added:
+        owners, tokens, numbers_added = zip(*added, strict=True)
+        parts += [np.array(owners, np.int32), np.array(tokens, np.int32)]
+        parts.append(np.array(numbers_added, np.float32).view(np.int32))
+    if masks is not None:
+        parts.append(masks.allowed.reshape(-1))
+    return Draw(np.concatenate(parts), rows, len(added), len(mask_of), most, spares)
 
 
 def draw(
-    logits: torch.Tensor, greedy: torch.Tensor, plan: Draw, counts: TokenCounts, choose: Choose, device: Device
-) -> tuple[torch.Tensor, DrawnLogprobs | None]:
-    """Tokens of all rows, and the log-probabilities wanted. -1 stays: a row that is not finite.
+    logits: torch.Tensor, picked: torch.Tensor, plan: Draw, counts: TokenCounts, draw_tokens: DrawTokens, device: Device
+) -> DrawnLogprobs | None:
+    """Choose the planned rows' tokens; the log-probabilities wanted. -1 stays: a row that is not finite.
 
-    Shapes: logits [R, vocab] float32 contiguous; greedy [R] int32 -> [R] int32. Mutates: logits, counts
+    Shapes: logits [R, vocab] contiguous; picked [R] int32. Mutates: logits, picked, counts
     """
-    send = device.copy_to_device
-    wanted = send(plan.logprob_rows).long() if len(plan.logprob_rows) else None
-    raw = None if wanted is None else torch.log_softmax(logits[wanted], dim=-1)
-    if len(plan.added):
-        places = send(plan.added_rows).long() * logits.shape[1] + send(plan.added_ids).long()
-        logits.view(-1).index_add_(0, places, send(plan.added))
-    out = greedy
-    if len(plan.rows):
-        rows, count_rows = send(plan.rows), send(plan.count_rows)
-        picked = choose(logits, rows, send(plan.settings), counts.table, count_rows)
-        index = rows.long()
-        picked = torch.where(greedy[index] < 0, greedy[index], picked)
-        if (plan.count_rows >= 0).any():
-            counts.add(count_rows, picked)
-        out = greedy.clone()
-        out[index] = picked
-    if raw is None or wanted is None:
-        return out, None
-    chosen = raw.gather(1, out[wanted].clamp(min=0).long().unsqueeze(1)).squeeze(1)
-    top, top_ids = torch.topk(raw, min(plan.most_alternatives, raw.shape[1]), dim=-1)
-    return out, DrawnLogprobs(plan.logprob_rows, chosen, top, top_ids.to(torch.int32))
+    words = device.copy_to_device(plan.words)
+    asked = Asked(words, len(plan.rows), plan.added, plan.masks, plan.most, plan.spares)
+    told = draw_tokens(logits, picked, counts.table, asked)
+    return None if told is None else DrawnLogprobs(plan.rows, told)
 
 
 def reader(
-    requests: list[Request], picked: torch.Tensor, logprobs: DrawnLogprobs | None, device: Device
+    requests: Sequence[Request], picked: torch.Tensor, logprobs: DrawnLogprobs | None, device: Device
 ) -> Callable[[], list[Sampled]]:
     """Start copying the tokens to the host; the function returned waits for them."""
-    tensors = [picked] if logprobs is None else [picked, logprobs.chosen, logprobs.top, logprobs.top_ids]
-    copies = [device.copy_to_host(tensor) for tensor in tensors]
+    copies = [device.copy_to_host(tensor) for tensor in ([picked] if logprobs is None else [picked, logprobs.told])]
 
     def read() -> list[Sampled]:
         copies[-1][1]()  # copies come in the order they were queued in
         tokens = copies[0][0].tolist()[: len(requests)]
         told: dict[int, TokenLogprob] = {}
         if logprobs is not None:
-            chosen, top, top_ids = (copy.tolist() for copy, _ in copies[1:])
-            for at, row in enumerate(logprobs.rows.tolist()):
-                count = requests[row].sampling.top_logprobs or 0
-                best = list(zip(top_ids[at][:count], top[at][:count], strict=True))
-                told[row] = TokenLogprob(tokens[row], chosen[at], best)
+            words = copies[1][0].numpy()
+            most = words.shape[1] // 2
+            numbers, others = words[:, : 1 + most].view(np.float32).tolist(), words[:, 1 + most :].tolist()
+            for at, row in enumerate(logprobs.rows):
+                count = requests[row].sampling.top_logprobs
+                if count is not None and tokens[row] >= 0:
+                    own, *top = numbers[at]
+                    told[row] = TokenLogprob(tokens[row], own, list(zip(others[at], top, strict=True))[:count])
         return [Sampled(token if token >= 0 else None, told.get(row)) for row, token in enumerate(tokens)]
 
     return read

@@ -20,9 +20,9 @@ from engine.kernels import registry
 from engine.kernels.registry import OpQuery
 from engine.kv.layout import PageLayout
 from engine.layers.pooling import unit
-from engine.runner.constrain import constrain, is_constrained
+from engine.runner.constrain import fill_masks
 from engine.runner.direct import DirectDecode, WholeStep, is_plain_decode
-from engine.runner.draw import DrawnLogprobs, can_draw, draw, plan_draw, reader
+from engine.runner.draw import DrawTokens, draw, plan_draw, reader
 from engine.runner.forward_model import EmbeddingModel, ForwardModel
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
@@ -66,8 +66,8 @@ class ModelRunner:
         self._pick_greedy: Callable[[torch.Tensor], torch.Tensor] = registry.select("pick_greedy", query).run
         self._newest_tokens = registry.select("newest_tokens", query).run
         self._keep_tokens = registry.select("keep_tokens", query).run
+        self._draw_tokens: DrawTokens = registry.select("draw_tokens", query).run
         chooses = registry.select("choose_tokens", query)
-        self._choose: Callable[..., torch.Tensor] = chooses.run
         self._choose_one = chooses.run if chooses.name == "cpu" else None  # in place of torch's own ops, row by row
         self._counts = TokenCounts(device, vocab_size)
         recorded = getattr(model, "recorded", None)
@@ -146,9 +146,7 @@ class ModelRunner:
         draws, drafts = self.device.capabilities.graphs, any(chunk.draft for chunk in chunks)
         # Whether the device needs no host to choose the tokens.
         alone = (
-            not drafts
-            and not any(r.embeds for r in samplers)
-            and all(can_draw(r) if draws else r.is_plain_greedy for r in samplers)
+            not drafts and not any(r.embeds for r in samplers) and (draws or all(r.is_plain_greedy for r in samplers))
         )
         decode_only = alone and all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks)
         adapted = any(chunk.request.adapter for chunk in chunks)
@@ -227,7 +225,7 @@ class ModelRunner:
         """One result a sampling chunk: of a draft, the model's own tokens as far as the guesses were right."""
         sampling = [chunk for chunk in chunks if chunk.samples]
         requests, drafts = [chunk.request for chunk in sampling], [chunk.draft for chunk in sampling]
-        if self.device.capabilities.graphs and all(can_draw(request) for request in requests):
+        if self.device.capabilities.graphs:
             return self._checked_there(logits, requests, drafts)
         return sample(logits, requests, drafts, pick_greedy=self._pick_greedy, choose=self._choose_one)
 
@@ -236,14 +234,12 @@ class ModelRunner:
     ) -> list[Sampled]:
         """The same with every row's token chosen on the device, at once."""
         picked = self._pick_greedy(logits)
-        if is_constrained(requests):
-            picked = constrain(logits, picked, requests, drafts, self.device.copy_to_device)
         rows = [request for request, draft in zip(requests, drafts, strict=True) for _ in range(1 + len(draft))]
         ahead = [n for draft in drafts for n in range(1 + len(draft))]
-        plan = plan_draw(rows, self._counts, ahead)
-        logprobs: DrawnLogprobs | None = None
+        plan = plan_draw(rows, self._counts, ahead, fill_masks(requests, drafts, self._vocab_size))
+        logprobs = None
         if plan is not None:
-            picked, logprobs = draw(logits, picked, plan, self._counts, self._choose, self.device)
+            logprobs = draw(logits, picked, plan, self._counts, self._draw_tokens, self.device)
         found = reader(rows, picked, logprobs, self.device)()
         out, at = [], 0
         for draft in drafts:
@@ -283,17 +279,15 @@ class ModelRunner:
 
         in_pool: the tokens picked are in the pool already
         """
-        constrained = is_constrained(samplers)
-        if constrained:
-            picked = constrain(logits, picked, samplers, [()] * len(samplers), self.device.copy_to_device)
-        plan = plan_draw(samplers, self._counts)
-        logprobs: DrawnLogprobs | None = None
+        masks = fill_masks(samplers, [()] * len(samplers), self._vocab_size)
+        plan = plan_draw(samplers, self._counts, (), masks)
+        logprobs = None
         if plan is not None:
-            picked, logprobs = draw(logits, picked, plan, self._counts, self._choose, self.device)
-        if plan is not None or constrained or not in_pool:
+            logprobs = draw(logits, picked, plan, self._counts, self._draw_tokens, self.device)
+        if plan is not None or not in_pool:
             self._ensure_pool()[self.device.copy_to_device(slots).to(self.device.index_dtype)] = picked
         read = reader(samplers, picked, logprobs, self.device)
-        return LaunchedStep(chunks, constrained, lambda: by_id(samplers, read()))
+        return LaunchedStep(chunks, masks is not None, lambda: by_id(samplers, read()))
 
     def _ensure_logits(self, rows: int) -> torch.Tensor:
         """A buffer that graphs leave their logits in, large enough for the size that rows need."""

@@ -194,6 +194,8 @@ def _logprob(raw: torch.Tensor, token: int, top: int) -> TokenLogprob:
     logprobs = torch.log_softmax(raw, dim=-1)
     alternatives: list[tuple[int, float]] = []
     if top:
-        values, ids = torch.topk(logprobs, min(top, logprobs.shape[0]))
-        alternatives = list(zip(ids.tolist(), values.tolist(), strict=True))
+        lowest = torch.topk(logprobs, min(top, logprobs.shape[0])).values[-1]
+        ids = (logprobs >= lowest).nonzero().squeeze(1)  # more than wanted where values tie: the first tokens stay
+        best = logprobs[ids].sort(descending=True, stable=True)
+        alternatives = list(zip(ids[best.indices].tolist(), best.values.tolist(), strict=True))[:top]
     return TokenLogprob(token, float(logprobs[token]), alternatives)

@@ -39,7 +39,7 @@ class TokenCounts:
             self._free.append(row.index)
 
     def row_of(self, request: Request) -> int:
-        """The request's row, holding all of its tokens; one more is about to be drawn and `add` will count it."""
+        """The request's row, holding all of its tokens; one more is about to be drawn, which draw_tokens counts."""
         row = self._rows.get(request.id)
         if row is None:
             row = self._rows[request.id] = _Row(self._take(), request.num_prompt)
@@ -52,12 +52,6 @@ class TokenCounts:
             self.table[row.index].index_add_(0, self._ids(missing), ones)
         row.counted = len(request.token_ids) + 1
         return row.index
-
-    def add(self, count_rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count the tokens just drawn; -1 in either is nobody's. Shapes: both [r]"""
-        real = (count_rows >= 0) & (tokens >= 0)
-        places = count_rows.clamp(min=0).long() * self.table.shape[1] + tokens.clamp(min=0).long()
-        self.table.view(-1).index_add_(0, places, real.to(torch.int32) * ONE_OUTPUT)
 
     def _ids(self, token_ids: list[int]) -> torch.Tensor:
         return self._device.copy_to_device(np.array(token_ids, np.int32)).long()

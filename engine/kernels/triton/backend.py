@@ -84,7 +84,7 @@ def implementations() -> Iterable[Implementation]:
     yield offer("kv_write", for_pages, "rope_kv")
     yield offer("rope_kv_write", for_pages, "rope_kv")
     yield offer("pick_greedy", on_gpu, "greedy")
-    yield offer("choose_tokens", on_gpu, "choose")
+    yield offer("draw_tokens", on_gpu, "choose")
     yield offer("newest_tokens", on_gpu, "tokens")
     yield offer("keep_tokens", on_gpu, "tokens")
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))

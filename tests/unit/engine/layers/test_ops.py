@@ -67,6 +67,7 @@ def test_kernels_names_every_plain_op_and_each_weight_kind_once() -> None:
         "paged_latent_attention",
         "pick_greedy",
         "choose_tokens",
+        "draw_tokens",
         "newest_tokens",
         "keep_tokens",
         "rope_kv_write",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from engine.devices.cpu import CpuDevice
 from engine.kernels import reference
-from engine.kernels.reference_sampling import choose_tokens
-from engine.messages import Grammar, GrammarKind, SamplingParams
-from engine.runner.draw import can_draw, draw, plan_draw, reader
+from engine.kernels.reference_sampling import draw_tokens
+from engine.messages import SamplingParams
+from engine.runner.constrain import fill_masks
+from engine.runner.draw import draw, plan_draw, reader
 from engine.runner.sampler import Sampled, sample
 from engine.runner.token_counts import TokenCounts
 from engine.scheduler.request import Request
@@ -49,10 +51,11 @@ def request(seed: int, output: tuple[int, ...] = (), **params: object) -> Reques
 def chosen(logits: torch.Tensor, requests: list[Request], counts: TokenCounts | None = None) -> list[Sampled]:
     device = CpuDevice()
     counts = counts or TokenCounts(device, logits.shape[1])
-    plan = plan_draw(requests, counts)
+    masks = fill_masks(requests, [()] * len(requests), logits.shape[1])
+    plan = plan_draw(requests, counts, (), masks)
     assert plan is not None
-    greedy = reference.pick_greedy(logits)
-    picked, logprobs = draw(logits.clone(), greedy, plan, counts, choose_tokens, device)
+    picked = reference.pick_greedy(logits)
+    logprobs = draw(logits.clone(), picked, plan, counts, draw_tokens, device)
     return reader(requests, picked, logprobs, device)()
 
 
@@ -81,13 +84,47 @@ def test_values_that_tie_at_a_border_all_stay():
 def test_log_probabilities_equal_the_samplers():
     torch.manual_seed(2)
     requests = [request(seed, **WITH_LOGPROBS[seed % 3], frequency_penalty=0.5 * (seed % 2)) for seed in range(12)]
-    logits = torch.randn(12, 100)
+    logits = (torch.randn(12, 100) * 4).round() / 4  # with ties
     for got, truth in zip(chosen(logits, requests), sample(logits.clone(), requests), strict=True):
         assert got.token_id == truth.token_id
         assert got.logprob is not None
         assert truth.logprob is not None
         assert got.logprob.logprob == pytest.approx(truth.logprob.logprob, abs=1e-5)
         assert [token for token, _ in got.logprob.top] == [token for token, _ in truth.logprob.top]
+
+
+class Constraint:
+    """A grammar that allows every third token, or that has failed and says nothing."""
+
+    words = 2
+
+    def __init__(self, failed: bool = False) -> None:
+        self.failed = failed
+
+    def fill_guessed(self, mask, draft, may_stop):
+        for token in range(64 if not self.failed else 0):
+            if token % 3:
+                mask[:, token // 32] &= ~np.array(1 << (token % 32), np.uint32).view(np.int32)
+
+
+def test_grammars_log_probabilities_are_of_the_model_and_the_choice_is_the_samplers():
+    torch.manual_seed(3)
+    kinds = [*WITH_LOGPROBS, {}, {"temperature": 0.0}, {"frequency_penalty": 0.7, "top_logprobs": 4}, {"top_p": 0.5}]
+    requests = [request(seed, **kinds[seed % len(kinds)]) for seed in range(40)]
+    for one in requests:
+        if one.seed % 4 < 3:
+            one.grammar = Constraint(failed=one.seed % 4 == 2)
+    logits = torch.randn(40, 60)
+    found = chosen(logits, requests)
+    host = sample(logits.clone(), requests)
+    assert [one.token_id for one in found] == [one.token_id for one in host]
+    for got, truth, one in zip(found, host, requests, strict=True):
+        if one.seed % 4 < 2:
+            assert got.token_id % 3 == 0
+        assert (got.logprob is None) == (truth.logprob is None)
+        if got.logprob is not None:
+            assert got.logprob.top == [(token, pytest.approx(number, abs=1e-5)) for token, number in truth.logprob.top]
+            assert got.logprob.logprob == pytest.approx(truth.logprob.logprob, abs=1e-5)
 
 
 def test_counts_follow_tokens_that_the_host_has_not_seen():
@@ -140,10 +177,3 @@ def test_greedy_batch_has_nothing_to_draw():
     counts = TokenCounts(CpuDevice(), 4)
     assert plan_draw([request(1, temperature=0.0)], counts) is None
     assert counts.table.shape[0] == 0
-
-
-def test_only_a_grammar_with_log_probabilities_is_left_to_the_host():
-    constrained = request(1, top_logprobs=1, grammar=Grammar(GrammarKind.JSON_OBJECT))
-    constrained.grammar = object()
-    assert not can_draw(constrained)
-    assert all(can_draw(request(1, **params)) for params in FILTERS + OWN_TOKENS + WITH_LOGPROBS)
