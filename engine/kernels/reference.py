@@ -98,16 +98,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def kv_write(k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offsets: Tensor) -> None:
+def kv_write(
+    k: Tensor, v: Tensor, view: Tensor, write_pages: Tensor, write_offsets: Tensor, kv_scales: Tensor | None = None
+) -> None:
     """Put each new token's K and V in its page; rounded where the view is of bytes (engine.kernels.scaled_cache).
 
-    Shapes: k, v [T, G, D]; view [pages, 2, G, page tokens, D], of bytes D + 4; write_pages, write_offsets [T] int64
+    kv_scales: of such a view, the multipliers of K's and V's heads; None: each head of each token has its own
+    Shapes: k, v [T, G, D]; view [pages, 2, G, page tokens, D], of bytes D + 4; write_pages, write_offsets [T] int64;
+        kv_scales [2, G] float32
     Mutates: view
     """
     if is_scaled(view):
         codes, scales = parts(view)
         for plane, heads in enumerate((k, v)):
-            made, multipliers = rounded(heads, view.dtype)
+            made, multipliers = rounded(heads, view.dtype, None if kv_scales is None else kv_scales[plane])
             codes[write_pages, plane, :, write_offsets] = made
             scales[write_pages, plane, :, write_offsets] = multipliers
         return
@@ -127,6 +131,7 @@ def rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """rms_norm of each head if there are norms, rope, then kv_write: what lies between a projection and attention.
 
@@ -137,7 +142,7 @@ def rope_kv_write(
         q.copy_(rms_norm(q, q_norm, eps))
         k.copy_(rms_norm(k, k_norm, eps))
     rope(q, k, positions, cos_sin)
-    kv_write(k, v, view, write_pages, write_offsets)
+    kv_write(k, v, view, write_pages, write_offsets, kv_scales)
 
 
 def pick_greedy(logits: Tensor) -> Tensor:

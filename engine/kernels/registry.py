@@ -18,9 +18,10 @@ ImportError. The best by priority whose `requires` gives None is chosen; `refere
                      -> (ids [T, A] int32, weights [T, A] float32)
     experts          (x [T, K], ids, weights, gate_up, down, gate_up_bias | None, down_bias | None, activation)
                      -> [T, K]; pack(ExpertStack) -> packed, of gate_up and of down
-    kv_write         (k [T, G, D], v, view, write_pages [T], write_offsets [T]) -> None          mutates view
-    rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets, q_norm | None, k_norm | None, eps)
-                     -> None                                                                 mutates q, k and view
+    kv_write         (k [T, G, D], v, view, write_pages [T], write_offsets [T], kv_scales [2, G] | None) -> None
+                                                                                                mutates view
+    rope_kv_write    (q, k, v, positions, cos_sin, view, write_pages, write_offsets, q_norm | None, k_norm | None, eps,
+                      kv_scales | None) -> None                                              mutates q, k and view
     prompt_attention (q [T, H, D], k [T, G, D], v, scale) -> [T, H, D], a whole prompt without pages
     pick_greedy      (logits [R, vocab]) -> [R] int32, -1 where a row is not finite
     choose_tokens    (logits [R, vocab], rows [r], settings [r, 8], counts [C, vocab], count_rows [r]) -> [r] int32
