@@ -13,6 +13,7 @@ import torch
 from engine.core import EngineCore
 from engine.devices import Device, open_device
 from engine.devices.cpu import CpuDevice, usable_cpus
+from engine.devices.upload import prepare
 from engine.encoder.core import EncoderCore
 from engine.errors import DoesNotFit, InvalidParameter
 from engine.grammar import GrammarCompiler
@@ -59,6 +60,7 @@ class BuiltEngine:
 def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
     """Blocks for as long as loading takes. Raises: BayardError with what does not fit or is not supported."""
     device = open_device(config.device)
+    prepare(device.torch_device)
     notes: list[str] = []
     if device.torch_device.type == "cpu":
         torch.set_num_threads(config.threads or usable_cpus())

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.devices.uploader import BUFFER_BYTES, Group, Stored, piece_bytes
+from engine.devices.uploader import Group, Stored, piece_bytes
 from engine.errors import WorkerError
 from engine.kernels.cpu import abi, library
 
 # On a host of 16 cores with a link of 55 GB/s a model of 16 GB in the page cache, loaded: 42 GB/s with 12 threads,
 # 40 with 16, 37 with 8, 33 with 6; with buffers of 4 MiB 40.
 MAX_THREADS = 12
+BUFFER_BYTES = 4 << 20
 NO_TIMING = 2  # of an event: CU_EVENT_DISABLE_TIMING
 # The driver's functions, in the order of abi.Link.
 DRIVER = {

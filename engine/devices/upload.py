@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,7 @@ MOST_PASSED = 64  # tensors that were foreseen and not asked for, before one tha
 # the first load of a process compiles nothing, but loads modules of kernels for as long before it asks for any.
 AHEAD_BYTES = 4 << 30
 AHEAD_SHARE = 1 / 8  # of what is free there, if that is less
+STARTED_BYTES = 128 << 20  # at once; the first of many small tensors do not wait for the last ones' places
 
 Key = tuple[int, int]  # where a tensor lies, and its bytes
 
@@ -39,22 +41,37 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     return out
 
 
-@contextmanager
-def reading_ahead(coming: Iterable[Sequence[Stored]], device: torch.device) -> Iterator[None]:
-    """Meanwhile upload finds tensors on their way that lie where one of those coming lies; in about that order.
+def prepare(device: torch.device) -> None:
+    """Make what sends tensors to a device while something else is done before they are there; reading_ahead ends it."""
+    if device.type in STAGED_KINDS:
+        _uploader(device)
 
-    coming: groups that are to lie side by side on the device; each asked for as those before are taken
+
+@contextmanager
+def reading_ahead(device: torch.device) -> Iterator[Callable[[Iterable[Sequence[Stored]]], None]]:
+    """Gives what is told of the tensors that are coming, as groups that are to lie side by side on the device.
+
+    Meanwhile upload finds tensors on their way that lie where one of those lies; in about that order, each asked for as
+    those before are taken.
     """
     if device.type not in STAGED_KINDS or device in _AHEAD:
-        yield
+        yield lambda coming: None
         return
-    _AHEAD[device] = ahead = ReadAhead(coming, _uploader(device), min(AHEAD_BYTES, int(AHEAD_SHARE * _free(device))))
-    try:
+    prepare(device)
+    begun: list[ReadAhead] = []
+
+    def begin(coming: Iterable[Sequence[Stored]]) -> None:
+        limit_bytes = min(AHEAD_BYTES, int(AHEAD_SHARE * _free(device)))
+        _AHEAD[device] = ahead = ReadAhead(coming, _uploader(device), limit_bytes)
+        begun.append(ahead)
         ahead.fill()
-        yield
+
+    try:
+        yield begin
     finally:
-        del _AHEAD[device]
-        ahead.close()
+        _AHEAD.pop(device, None)
+        for ahead in begun:
+            ahead.close()
         _dismiss(device)
 
 
@@ -88,9 +105,9 @@ class ReadAhead:
             return
         some: list[Group] = []
         count = 0
-        while count < room and (sources := self._peek()):
+        while self._held_bytes + count < self._limit_bytes and (sources := self._peek()):
             size = sum(source.bytes.shape[0] for source in sources)
-            if count + size > room and (some or self._held_bytes):
+            if self._held_bytes + count + size > self._limit_bytes and (some or self._held_bytes):
                 break  # one that is larger than the limit goes alone
             target = self._room(size)
             if target is None:
@@ -98,8 +115,15 @@ class ReadAhead:
             self._next.popleft()
             some.append((sources, target))
             count += size
-        self._held_bytes += count
-        for (sources, _), sending in zip(some, self._uploader.start(some) if some else (), strict=True):
+            if count >= STARTED_BYTES:
+                self._start(some, count)
+                some, count = [], 0
+        if some:
+            self._start(some, count)
+
+    def _start(self, groups: list[Group], num_bytes: int) -> None:
+        self._held_bytes += num_bytes
+        for (sources, _), sending in zip(groups, self._uploader.start(groups), strict=True):
             start = 0
             for source in sources:
                 self._sendings[_key(source.bytes)] = sending, start
@@ -167,10 +191,10 @@ def _uploader(device: torch.device) -> Sends:
 
 
 def _dismiss(device: torch.device) -> None:
-    """A loaded model needs its threads and pinned memory no more."""
+    """A loaded model needs its threads and pinned memory no more, nor has to wait while they end."""
     uploader = _UPLOADERS.pop(device, None)
     if uploader is not None:
-        uploader.close()
+        threading.Thread(target=uploader.close, name="upload-end").start()
 
 
 def _key(tensor: Tensor) -> Key:

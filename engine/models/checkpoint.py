@@ -42,8 +42,8 @@ PLAIN_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.uint8,
 }
-Progress = Callable[[int, int], None]  # done bytes, total bytes
 ALIGNED = 256  # bytes: addresses of matrices that are sent together
+Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 
 class MappedCheckpoint:
@@ -65,9 +65,10 @@ class MappedCheckpoint:
         self.done_bytes = 0
         self._progress = progress
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
+        self._descriptors: dict[str, int] = {}
+        self._sizes: dict[Role, int] | None = None  # bytes of a role with its experts and parts, once asked for
         self._used: list[TensorInfo] = []
         self._quantisation = spec.quantisation
-        self._descriptors: dict[str, int] = {}
         self._tied, self._generates = spec.tie_embeddings, spec.generates
         self._parts: dict[Role, dict[str, TensorInfo]] = {}
         for (role, layer), info in self.table.items():
@@ -159,9 +160,12 @@ class MappedCheckpoint:
 
     def passed(self, names: list[str], layer: int | None) -> None:
         """Weights that need not be read count as done: those of the roles, of their experts and of their parts."""
-        for (role, where), info in self.table.items():
-            if where == layer and role.partition(PART)[0].partition(".")[0] in names:
-                self.done_bytes += info.size_bytes
+        if self._sizes is None:
+            self._sizes = {}
+            for (role, where), info in self.table.items():
+                key = role.partition(PART)[0].partition(".")[0], where
+                self._sizes[key] = self._sizes.get(key, 0) + info.size_bytes
+        self.done_bytes += sum(self._sizes.get((name, layer), 0) for name in names)
 
     def release(self) -> None:
         """Let go of the pages read since the last call and report progress; views stay valid and read them again."""
@@ -181,8 +185,6 @@ class MappedCheckpoint:
         return self._maps[info.file][1][info.offset_bytes : info.offset_bytes + info.size_bytes]
 
 
-def _is_moved(info: TensorInfo) -> bool:
-    return bool(info.offset_bytes % PLAIN_DTYPES.get(info.dtype, torch.uint8).itemsize)
 # Roles whose matrices a model puts under one another, in that order.
 SIDE_BY_SIDE = {
     role: (roles, place)
@@ -209,6 +211,8 @@ def _in_order(group: list[tuple[tuple[int, int], Stored]]) -> list[Stored]:
     return [stored for _, stored in sorted(group, key=lambda member: member[0])]
 
 
+def _is_moved(info: TensorInfo) -> bool:
+    return bool(info.offset_bytes % PLAIN_DTYPES.get(info.dtype, torch.uint8).itemsize)
 
 
 def _map(file: str) -> tuple[mmap.mmap, Tensor]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.devices.upload import reading_ahead
 from engine.errors import UnsupportedFormat
 from engine.kernels.registry import OpQuery
 from engine.layers.linear import Linear
@@ -134,7 +135,10 @@ def load_encoder(
         raise UnsupportedFormat(f"{spec.name} is no encoder with a pooling.")
     check_size(spec)
     query = op_query(spec, device, dtype, None, activation, capabilities)
-    return Encoder(spec, MappedCheckpoint(spec, progress), device, dtype, query)
+    with reading_ahead(device) as read_ahead:
+        checkpoint = MappedCheckpoint(spec, progress)
+        read_ahead(checkpoint.coming())
+        return Encoder(spec, checkpoint, device, dtype, query)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

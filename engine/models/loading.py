@@ -93,13 +93,14 @@ def load_model(
     check_size(spec)
     device = torch.device(device)
     query = op_query(spec, device, dtype, kv_dtype, activation, capabilities)
-    checkpoint = MappedCheckpoint(spec, progress)
-    checkpoint.rounding, checkpoint.device = rounding, device
-    checkpoint.adapters = adapters
-    checkpoint.packed = packed
-    checkpoint.calibrated_kv = calibrated_kv
     context = max_context_tokens or spec.max_context_tokens
-    with reading_ahead(checkpoint.coming(), device):
+    with reading_ahead(device) as read_ahead:
+        checkpoint = MappedCheckpoint(spec, progress)
+        checkpoint.rounding, checkpoint.device = rounding, device
+        checkpoint.adapters = adapters
+        checkpoint.packed = packed
+        checkpoint.calibrated_kv = calibrated_kv
+        read_ahead(checkpoint.coming())
         return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
 
 

@@ -40,7 +40,8 @@ def load_rank(
     check_size(spec)
     device = torch.device(device)
     query = op_query(spec, device, dtype, kv_dtype, activation, capabilities)
-    checkpoint = ShardedCheckpoint(spec, group.shard, progress)
     context = max_context_tokens or spec.max_context_tokens
-    with reading_ahead(checkpoint.coming(), device):
+    with reading_ahead(device) as read_ahead:
+        checkpoint = ShardedCheckpoint(spec, group.shard, progress)
+        read_ahead(checkpoint.coming())
         return RankDecoder(spec, checkpoint, group, device, dtype, query, context)

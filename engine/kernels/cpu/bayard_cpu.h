@@ -192,7 +192,7 @@ typedef struct BayardStored {
 
 typedef struct BayardSender BayardSender;
 
-// Null for a bad number. Each thread makes its two buffers when it first needs them.
+// Null for a bad number. Each thread makes its two buffers at once, while the first job is on its way here.
 BAYARD_API BayardSender* bayard_sender_new(const BayardLink* link, int threads, int64_t buffer_bytes);
 // Sends what was put in, then ends the threads.
 BAYARD_API void bayard_sender_free(BayardSender* sender);

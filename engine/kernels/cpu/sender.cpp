@@ -162,6 +162,7 @@ struct BayardSender {
     void* events[2] = {nullptr, nullptr};
     int turn = 0;
     int broken = link.use(link.context);
+    for (int i = 0; i < 2 && !broken; ++i) broken = make(&buffers[i], &events[i]);
     for (;;) {
       Piece piece;
       {
@@ -172,11 +173,7 @@ struct BayardSender {
         pieces.pop_front();
       }
       int error = broken;
-      if (!error && !buffers[turn].data) {
-        error = make(&buffers[turn], &events[turn]);
-      } else if (!error) {
-        error = link.wait(events[turn]);  // its last content has left
-      }
+      if (!error) error = link.wait(events[turn]);  // its last content has left
       if (!error) error = gather(buffers[turn].data, piece);
       if (!error) {
         error = link.copy(piece.target, buffers[turn].data, static_cast<size_t>(piece.bytes), link.stream);
@@ -200,7 +197,7 @@ struct BayardSender {
   int make(Buffer* buffer, void** event) {
     if (!buffer->make(buffer_bytes)) return BAYARD_NO_MEMORY;
     int error = link.pin(buffer->data, buffer->bytes, 0);
-    if (!error) error = link.make_event(event, link.event_flags);
+    if (!error && (error = link.make_event(event, link.event_flags)) != 0) link.unpin(buffer->data);
     if (error) buffer->drop();
     return error;
   }

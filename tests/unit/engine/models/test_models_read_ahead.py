@@ -12,6 +12,7 @@ import torch
 from engine.devices import upload as upload_module
 from engine.devices.uploader import Uploader
 from engine.models import Model
+from engine.quant.quant_tensor import stacked
 from tests.fakes.family_models import saved_model
 from tests.fakes.host_streams import HostStreams
 from tests.fakes.quantised_checkpoints import write_pair
@@ -69,6 +70,34 @@ def check(folder: Path, load: Callable[..., Model], harness: Callable[..., Any],
     with pytest.MonkeyPatch.context() as plain:
         plain.setattr(upload_module, "STAGED_KINDS", ())
         truth = load(folder)
+    for mine, theirs in zip(*(harness(one).run(PROMPTS, 4) for one in (model, truth)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_what_a_model_stacks_lies_there_already(
+    name: str,
+    tmp_path: Path,
+    load: Callable[..., Model],
+    harness: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    sender: Uploader,
+) -> None:
+    saved_model(name, tmp_path)
+    truth = load(tmp_path)
+    stayed: list[bool] = []
+
+    def as_on_a_device(parts: list[torch.Tensor]) -> torch.Tensor:
+        found = stacked(parts)
+        stayed.append(found.data_ptr() == parts[0].data_ptr())
+        return found
+
+    monkeypatch.setattr(upload_module, "STAGED_KINDS", ("cpu",))
+    monkeypatch.setattr(upload_module, "_uploader", lambda device: sender)
+    monkeypatch.setattr("engine.layers.weight.stack_bytes", as_on_a_device)
+    model = load(tmp_path)
+    assert all(stayed)
+    assert len(stayed) >= 4
     for mine, theirs in zip(*(harness(one).run(PROMPTS, 4) for one in (model, truth)), strict=True):
         assert torch.equal(mine, theirs)
 
