@@ -152,7 +152,6 @@ class Link(Structure):
     )
 
 
-_P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 class Stored(Structure):
     """Bytes in memory, or in an open file."""
 
@@ -165,6 +164,7 @@ class Stored(Structure):
     )
 
 
+_P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 
 # name -> result, arguments
 FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -216,8 +216,8 @@ STRUCTS: dict[str, type[Structure]] = {
     "BayardGroup": Group,
     "BayardStep": Step,
     "BayardLink": Link,
-}
     "BayardStored": Stored,
+}
 
 
 def bind(library: ctypes.CDLL) -> None:
