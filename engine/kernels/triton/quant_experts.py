@@ -17,10 +17,12 @@ from engine.kernels import reference_experts
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.decode import CODE_NUMBERS, CORRECTIONS, INPUTS, ONE_BITS, SCALE_NUMBERS, _scale
 from engine.kernels.triton.device import converts_fp8, speaks_ptx
-from engine.kernels.triton.experts import ACTIVATIONS, FEW_PAIRS, _gated, _tile_rows, sorted_pairs, stages_of
+from engine.kernels.triton.experts import FEW_PAIRS, stages_of
+from engine.kernels.triton.few_experts import ACTIVATIONS, _gated
 from engine.kernels.triton.quant_gemm import _numbers
 from engine.kernels.triton.quant_gemv import column_sums, form_of, words_of
 from engine.kernels.triton.quant_linear import takes
+from engine.kernels.triton.sorted_pairs import _tile_rows, sorted_pairs
 from engine.quant.expert_stack import ExpertStack
 
 FEW_COLUMNS, FEW_WORDS, FEW_WARPS = 4, 128, 2

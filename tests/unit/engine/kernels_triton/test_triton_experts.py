@@ -10,6 +10,9 @@ pytest.importorskip("triton", reason="triton is not installed: `make test` insta
 from engine.kernels import reference_experts
 from engine.kernels.triton import experts as triton_experts
 from engine.kernels.triton import route as triton_route
+from engine.kernels.triton.few_experts import tile_depth
+from engine.kernels.triton.grouped_experts import GroupedTiles, grouped_parts
+from engine.kernels.triton.sorted_pairs import sorted_pairs
 from engine.quant.expert_stack import ExpertStack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,6 +58,41 @@ def test_a_token_does_not_depend_on_the_others_of_its_form(tokens):
         assert torch.equal(whole, turned.flip(0))
     else:  # the interpreter multiplies with a host library, whose sums depend on where a row stands
         assert error_of(whole, turned.flip(0)) < 1e-6
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu_clamped"])
+@pytest.mark.parametrize("tokens", [1, 30, 70])
+@pytest.mark.parametrize("width", [(40, 24), (64, 48)])
+def test_grouped_experts_match_the_reference(width, tokens, activation):
+    """Products by descriptors: also of tiles that end in another expert's rows, or beyond all."""
+    hidden, inner = width
+    dtype = torch.float16
+    x, ids, weights, gate_up, down = case(tokens, dtype, hidden=hidden, inner=inner)
+    biases = (torch.randn(6, 2 * inner, device=DEVICE).to(dtype), torch.randn(6, hidden, device=DEVICE).to(dtype))
+    truth = reference_experts.experts(x, ids, weights, gate_up, down, *biases, activation)
+    tiles = (GroupedTiles(16, 16, 32, 4, 2), GroupedTiles(16, 32, 16, 4, 2))
+    found = sorted_pairs(ids, 6, 16)
+    parts = grouped_parts(x, 2, weights, gate_up, down, *biases, activation, found, tiles)
+    assert error_of(parts.view(tokens, 2, hidden).float().sum(dim=1), truth) < 3e-3
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a GPU alone copies tiles by descriptors")
+@pytest.mark.parametrize("tokens", [200, 700])
+def test_many_tokens_take_grouped_experts(tokens):
+    x, ids, weights, gate_up, down = case(tokens, torch.bfloat16, hidden=256, inner=96)
+    truth = reference_experts.experts(x, ids, weights, gate_up, down)
+    whole = triton_experts.experts(x, ids, weights, gate_up, down)
+    assert error_of(whole, truth) < 1e-2
+    turned = triton_experts.experts(x.flip(0), ids.flip(0), weights.flip(0), gate_up, down)
+    assert torch.equal(whole, turned.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("depth", "most", "found"),
+    [(2048, 512, (512, 4)), (768, 256, (256, 3)), (1408, 512, (128, 1)), (40, 512, (64, 1)), (7168, 512, (512, 2))],
+)
+def test_few_tokens_ask_for_a_k_in_tiles_that_divide_it(depth, most, found):
+    assert tile_depth(depth, most) == found
 
 
 def test_every_token_to_one_expert_and_no_tokens():

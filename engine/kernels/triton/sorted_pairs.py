@@ -1,0 +1,111 @@
+"""Pairs of tokens and experts in the order of their experts, in tiles of rows that one expert has.
+
+Nothing is asked of the host: the number of tiles is an upper bound, and a tile beyond the work has no expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+
+
+@triton.jit
+def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    found = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_pairs, BLOCK):
+        here = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1)
+        found += (here == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, axis=0))
+
+
+@triton.jit
+def _scan_kernel(
+    counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
+    lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    mask = lanes < num_experts
+    count = tl.load(counts + lanes, mask=mask, other=0)
+    tl.store(starts + lanes, tl.cumsum(count, axis=0) - count, mask=mask)
+    tl.store(tile_ends + lanes, tl.cumsum((count + BLOCK_M - 1) // BLOCK_M, axis=0), mask=mask)
+
+
+@triton.jit
+def _place_kernel(ids, starts, order, num_pairs, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    at = tl.load(starts + expert)
+    for start in range(0, num_pairs, BLOCK):
+        mine = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1) == expert
+        rank = tl.cumsum(mine.to(tl.int32), axis=0)
+        tl.store(order + at + rank - 1, start + lanes, mask=mine)
+        at += tl.sum(mine.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, STEPS: tl.constexpr):
+    """The expert of this tile (num_experts: none), its rows in sorted order, which exist, and their pairs."""
+    tile = tl.program_id(0)
+    low = 0
+    high = num_experts
+    for _ in range(STEPS):
+        if low < high:
+            middle = (low + high) // 2
+            if tl.load(tile_ends + middle) <= tile:
+                low = middle + 1
+            else:
+                high = middle
+    expert = low
+    safe = tl.minimum(expert, num_experts - 1)
+    count = tl.load(counts + safe)
+    tiles_before = tl.load(tile_ends + safe) - (count + BLOCK_M - 1) // BLOCK_M
+    local = (tile - tiles_before) * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = (local < count) & (expert < num_experts)
+    rows = tl.load(starts + safe) + local
+    pairs = tl.load(order + rows, mask=exists, other=0)
+    return expert, rows, exists, pairs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedPairs:
+    """Pairs in the order of their experts, and how many tiles of block_m rows they take at most."""
+
+    tensors: tuple[torch.Tensor, ...]  # order, counts, starts, tile_ends, as the kernels take them
+    block_m: int
+    tiles: int
+
+
+def sorted_pairs(ids: torch.Tensor, count: int, block_m: int | None = None) -> SortedPairs:
+    """block_m: rows of a tile, None for what suits. Shapes: ids [T, A] int32 below count"""
+    pairs = ids.numel()
+    block_m = block_m or tile_rows(pairs, count)
+    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
+    counts, starts, tile_ends = torch.empty(3, count, dtype=torch.int32, device=ids.device).unbind()
+    block = min(4096, max(16, triton.next_power_of_2(pairs)))
+    chained, options = chains(ids.device), launch(ids.device)
+    padded = triton.next_power_of_2(count)
+    _count_kernel[(count,)](ids, counts, pairs, block, chained, num_warps=4, **options)
+    _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, padded, chained, num_warps=1, **options)
+    _place_kernel[(count,)](ids, starts, order, pairs, block, chained, num_warps=4, **options)
+    return SortedPairs((order, counts, starts, tile_ends), block_m, min(pairs, pairs // block_m + count))
+
+
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile: about what an expert has on average, so that few tiles are mostly empty."""
+    average = pairs / experts
+    return 16 if average <= 16 else 32 if average <= 48 else 64 if average <= 128 else 128
