@@ -302,7 +302,7 @@ class ModelRunner:
         """Tokens that are not on the host yet come from the pool."""
         if int(arrays.token_ids.min()) != PENDING:
             return token_ids
-        rows = torch.as_tensor(arrays.query_starts[1:] - 1, device=token_ids.device)
+        rows = self.device.copy_to_device(arrays.query_starts[1:] - 1).to(self.device.index_dtype)
         last = token_ids.clone()
         newest = token_ids[rows]
         # Only a sequence's newest token can be pending, and it stands in the sequence's last row.

@@ -70,7 +70,9 @@ def _prefixes(words: list[str]) -> list[str]:
 class NoiseModel:
     """Any token may come after any other; what ends a JSON text is somewhat likelier. Same tokens, same logits."""
 
-    def __init__(self, text: TextPipeline, vocab: int, *, broken_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, text: TextPipeline, vocab: int, *, broken_ids: frozenset[int] = frozenset(), device: str = "cpu"
+    ) -> None:
         generator = torch.Generator().manual_seed(7)
         self._table = torch.randn(64, vocab, generator=generator) * 2
         self._ends = torch.zeros(vocab)
@@ -84,14 +86,16 @@ class NoiseModel:
             closing = text.special_id(mark)
             if closing is not None:
                 self._ends[closing] = 5.0
+        self._table, self._ends = self._table.to(device), self._ends.to(device)
+        self._angles = torch.arange(vocab, device=device) * 0.37
         self._broken = broken_ids
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         rows = batch.logit_rows.long()
         ids, places = batch.token_ids[rows].long(), batch.positions[rows].long()
         logits = self._table[(ids * 31 + places * 7) % 64] + self._ends
-        logits = logits + torch.sin((ids * 13 + places).unsqueeze(1) * torch.arange(logits.shape[1]) * 0.37)
-        for row, token in enumerate(ids.tolist()):
+        logits = logits + torch.sin((ids * 13 + places).unsqueeze(1) * self._angles)
+        for row, token in enumerate(ids.tolist() if self._broken else ()):
             if token in self._broken:
                 logits[row] = float("nan")
         return logits.float()
