@@ -24,6 +24,7 @@ import torch
 from bench.provenance import provenance
 from bench.shapes import SCALES, SHAPES, scaled, write_shape
 from engine.devices import Device, open_device
+from engine.devices.upload import prepare
 from engine.models import load_model
 from engine.spec import read_spec
 
@@ -99,6 +100,7 @@ def link_bytes_per_s(device: Device) -> float | None:
 
 def load_s(folder: Path, device: Device) -> float:
     """Seconds until all weights are on the device and packed."""
+    prepare(device.torch_device)  # as a worker does, which reads its model's description meanwhile
     spec = read_spec(folder)
     device.synchronize()
     began = time.perf_counter()
@@ -123,7 +125,7 @@ def first_token(folder: Path, device: str) -> dict[str, float]:
     words = [sys.executable, "-W", "ignore", "-c", FIRST_TOKEN, str(folder), device, str(time.time())]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return {name: round(value, 2) for name, value in found.items()}
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> None:
@@ -146,7 +148,9 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
         print(json.dumps(line), flush=True)
     if arguments.first_token:
         line = {"fig": "first token", "bytes": size, "wrote_s": round(wrote_s, 2)}
-        print(json.dumps(line | first_token(folder, arguments.device)), flush=True)
+        found = first_token(folder, arguments.device)
+        share = None if link is None else round(size / found["read_s"] / link, 3)
+        print(json.dumps(line | found | {"read_share": share}), flush=True)
 
 
 def main(words: list[str]) -> int:
@@ -156,7 +160,7 @@ def main(words: list[str]) -> int:
     add("--scale", default="full", choices=SCALES)
     add("--layers", default=0, type=int, help="no more than so many; 0: all")
     add("--device", default="cpu")
-    add("--times", default=3, type=int, help="loads in this process; the first makes the buffers")
+    add("--times", default=3, type=int, help="loads in this process; the first also loads the modules of kernels")
     add("--folder", default=None, type=Path, help="where the model is written; its file system's cache is what is read")
     add("--first-token", default=True, action=argparse.BooleanOptionalAction)
     arguments = parser.parse_args(words)

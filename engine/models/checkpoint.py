@@ -65,7 +65,7 @@ class MappedCheckpoint:
         self.done_bytes = 0
         self._progress = progress
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
-        self._descriptors: dict[str, int] = {}
+        weakref.finalize(self, _close, [descriptor for _, _, descriptor in self._maps.values()])
         self._sizes: dict[Role, int] | None = None  # bytes of a role with its experts and parts, once asked for
         self._used: list[TensorInfo] = []
         self._quantisation = spec.quantisation
@@ -139,20 +139,14 @@ class MappedCheckpoint:
             seen.add((info.file, info.offset_bytes))
             found = self._asked_of(role, layer, info)
             if found is not None:
-                # What is rounded becomes something else first.
-                group, place = (role, (0, 0)) if self.rounding is not None else side_by_side(role)
-                offset = found.data_ptr() - self._maps[info.file][1].data_ptr()
-                stored = Stored(found.view(-1).view(torch.uint8), self._descriptor(info.file), offset)
-                if stored.bytes.shape[0] % ALIGNED:
-                    group, place = role, (0, 0)  # kernels want a matrix to begin at a round address
-                yield layer, group, place, stored
-
-    def _descriptor(self, file: str) -> int:
-        """Of a file, for those who read it beside its map. It is open for as long as this lives."""
-        if file not in self._descriptors:
-            self._descriptors[file] = found = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, found)
-        return self._descriptors[file]
+                _, whole, descriptor = self._maps[info.file]
+                offset = found.data_ptr() - whole.data_ptr()
+                stored = Stored(found.view(-1).view(torch.uint8), descriptor, offset)
+                group, place = side_by_side(role)
+                # What is rounded becomes something else first; kernels want a matrix to begin at a round address.
+                if self.rounding is not None or stored.bytes.shape[0] % ALIGNED:
+                    group, place = role, (0, 0)
+                yield layer, (group, info.dtype), place, stored
 
     def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> Tensor | None:
         """What of a stored matrix goes to a device as it lies in the file."""
@@ -215,16 +209,23 @@ def _is_moved(info: TensorInfo) -> bool:
     return bool(info.offset_bytes % PLAIN_DTYPES.get(info.dtype, torch.uint8).itemsize)
 
 
-def _map(file: str) -> tuple[mmap.mmap, Tensor]:
-    """The file as a read-only map and as one uint8 tensor over it."""
+def _map(file: str) -> tuple[mmap.mmap, Tensor, int]:
+    """The file as a read-only map, as one uint8 tensor over it, and open for those who read it beside its map."""
+    descriptor = -1
     try:
-        with Path(file).open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
+        _close([descriptor] if descriptor >= 0 else [])
         raise ConfigError(f"{file} cannot be read: {error}.", "Check the path and its owner.") from error
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to weights
-        return mapped, torch.frombuffer(mapped, dtype=torch.uint8)
+        return mapped, torch.frombuffer(mapped, dtype=torch.uint8), descriptor
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def check_size(spec: ModelSpec) -> None:
