@@ -7,7 +7,8 @@
     fp4    uint8 [N, K/2], E2M1     e2m1(code) * scale
 
 Half-byte codes stand in blocks of 32 numbers and 16 bytes: byte j has number j in its low half and j + 16 in its high
-one, so that each half meets neighbouring inputs. Source: OFP8 rev 1.0; OCP Microscaling Formats 1.0
+one, so that each half meets neighbouring inputs. E2M1 with multipliers of 16 numbers stands in blocks of 16 numbers and
+8 bytes, likewise: a 64-bit word of codes then has one multiplier. Source: OFP8 rev 1.0; OCP Microscaling Formats 1.0
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class CodedWeight:
     outlier_columns: Tensor | None = None  # [k] int32: inputs whose codes are zero, kept in 16 bits beside
     outlier_weights: Tensor | None = None
     outlier_threshold: float = OUTLIER_SIZE
+    apart: int = BLOCK // 2  # numbers between a byte's low one and its high one
+    small: bool = False  # no multiplier of E8M0 is above 2
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
@@ -63,16 +66,18 @@ class CodedWeight:
         return sum(member.numel() * member.element_size() for member in members if member is not None)
 
 
-def coded(weight: CodedTensor | QuantTensor) -> CodedWeight:
+def coded(weight: CodedTensor | QuantTensor, *, blocks: bool = False) -> CodedWeight:
     """A weight in this form, on its device. Copies what needs another order; exact.
 
-    The inputs are put in the order of the weight's columns before (CodedTensor.columns). The kind is one of KINDS.
+    blocks: of 32 for all half bytes. The inputs are put in the order of the weight's columns before
+    (CodedTensor.columns). The kind is one of KINDS.
     """
     if isinstance(weight, QuantTensor):
         return _from_blocks(weight)
     codes = weight.codes.contiguous()
+    apart = BLOCK // 4 if weight.kind == "fp4_nv" and weight.group == BLOCK // 2 and not blocks else BLOCK // 2
     if weight.kind in ("int4", "fp4_nv", "fp4_mx"):
-        codes = _half_blocks(codes)
+        codes = _half_blocks(codes, apart)
     kept, columns, threshold = None, None, OUTLIER_SIZE
     if weight.outliers is not None:
         kept, columns = weight.outliers.weights.contiguous(), weight.outliers.columns
@@ -87,8 +92,12 @@ def coded(weight: CodedTensor | QuantTensor) -> CodedWeight:
         scales = _narrow(scales).repeat_interleave(repeats, dim=1)
         zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
     pairs = paired(scales, zeros)
-    beside = columns, kept, threshold
-    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, pairs, *beside)
+    more = columns, kept, threshold, apart, _is_small(scales, scale_code)
+    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, pairs, *more)
+
+
+def _is_small(scales: Tensor, scale_code: str) -> bool:
+    return scale_code == "e8m0" and int(scales.max()) <= 128
 
 
 def paired(scales: Tensor, zeros: Tensor | None) -> Tensor | None:
@@ -146,15 +155,15 @@ def _from_blocks(weight: QuantTensor) -> CodedWeight:
                 scales = torch.where(flat, least, scales)
             wide = scales.to(torch.float32)
             zeros = -least.to(torch.float32) / torch.where(wide == 0, 1.0, wide)
-    return CodedWeight(
-        code, weight.shape, codes.view(torch.int8) if code == "int8" else codes, scales, scale_code, zeros
-    )
+    codes = codes.view(torch.int8) if code == "int8" else codes
+    small = _is_small(scales, scale_code)
+    return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, small=small)
 
 
-def _half_blocks(pairs: Tensor) -> Tensor:
-    """Bytes of neighbours to bytes of numbers sixteen apart. Shapes: [N, K/2] -> [N, K/2]"""
+def _half_blocks(pairs: Tensor, apart: int) -> Tensor:
+    """Bytes of neighbours to bytes of numbers some apart. Shapes: [N, K/2] -> [N, K/2]"""
     rows = pairs.shape[0]
-    numbers = torch.stack((pairs & 15, pairs >> 4), dim=-1).view(rows, -1, 2, BLOCK // 2)
+    numbers = torch.stack((pairs & 15, pairs >> 4), dim=-1).view(rows, -1, 2, apart)
     return (numbers[:, :, 0] | (numbers[:, :, 1] << 4)).view(rows, -1)
 
 

@@ -6,6 +6,7 @@ one 64-bit word of codes holds, 16 half-byte ones or 8 bytes.
 
     numbers of a lane, four a word   half bytes: 0-3, 4-7, 16-19, 20-23 of a block of 32, or those plus 8
                                      mingled: 0 16 1 17, 2 18 3 19, 4 20 5 21, 6 22 7 23, or those plus 8
+                                     in eights: 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15, or those plus 16
                                      bytes: 0-3, 4-7 of eight neighbours
 
 A row can come straight from the norm or the gate before, in one kernel, where the kernel after wants nothing else.
@@ -34,7 +35,8 @@ CHUNKS_A_PROGRAM = 8
 @dataclass(frozen=True, slots=True, eq=False)
 class FineRows:
     """Shapes: codes [M, K] int16 in lanes' order; scales [M, K/32]; sums int32 of codes, for half bytes [M, 2, K/32] of
-    each chunk's first and last 16 numbers, for bytes [M, 1, K/8] of each lane's
+    each chunk's first and last 16 numbers, for bytes [M, 1, K/8], or [M, 1, K/16] of half bytes eight apart, of each
+    lane's
     """
 
     codes: torch.Tensor
@@ -73,7 +75,7 @@ def _two_of(words):
 
 @triton.jit
 def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.constexpr, MINGLED: tl.constexpr,
-                ROUNDED: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
+                EIGHTS: tl.constexpr, ROUNDED: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """values: [numbers, parts, C] float32 as _numbers has them, nothing but zeros beyond the width.
 
     All that is stored has the shape of parts and chunks, so that each thread stores what it has.
@@ -97,16 +99,17 @@ def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.conste
     part = tl.arange(0, PARTS)[:, None]
     chunk = _apart(tl.broadcast_to(chunks[None, :], (PARTS, CHUNKS)), PTX)
     within = chunk * 32 < width
-    if LANE == 16:
+    if LANE == 16 and not EIGHTS:
         half, lane = part // 2, chunk * 2 + part % 2
     else:
-        half, lane = part % 2, chunk * 4 + part // 2
+        half, lane = part % 2, chunk * (32 // LANE) + part // 2
     to = codes.to(tl.pointer_type(tl.int64)) + row * (width // 4) + lane
     if MINGLED:
         # A word is of two numbers of each half: the halves' threads add theirs, and each stores two of the four.
         pairs = tl.reshape(whole, (4, 2, PARTS, CHUNKS))
-        words = _together(pairs, 2, (tl.arange(0, PARTS) // 2)[None, None, :, None])
-        both = tl.sum(tl.reshape(words, (4, 2, 2, CHUNKS)), axis=1, keep_dims=True)
+        first_place = tl.arange(0, PARTS) % 2 if EIGHTS else tl.arange(0, PARTS) // 2
+        words = _together(pairs, 2, first_place[None, None, :, None])
+        both = tl.sum(tl.reshape(words, (4, 2, 2, CHUNKS)), axis=2 if EIGHTS else 1, keep_dims=True)
         both = tl.reshape(tl.broadcast_to(both, (4, 2, 2, CHUNKS)), (2, 2, PARTS, CHUNKS))
         first, second = _two_of(tl.sum(tl.where(_is_half(half, CHUNKS), both, 0), axis=0))
         tl.store(to + (2 * half) * lanes, first, mask=within)
@@ -121,7 +124,7 @@ def _store_fine(values, row, chunks, codes, scales, sums, width, LANE: tl.conste
     # Sums of neighbouring parts, which both of them have.
     pair = tl.sum(tl.reshape(tl.sum(whole, axis=0), (PARTS // 2, 2, CHUNKS)), axis=1, keep_dims=True)
     of_pair = tl.reshape(tl.broadcast_to(pair, (PARTS // 2, 2, CHUNKS)), (PARTS, CHUNKS))
-    if LANE == 16:
+    if LANE == 16 and not EIGHTS:
         sums_at = (row * 2 + half) * (width // 32) + chunk
     else:
         sums_at = row * lanes + lane
@@ -140,7 +143,7 @@ def _is_half(half, CHUNKS: tl.constexpr):
 def _fine_kernel(
     x, codes, scales, sums, x_stride, width,
     GATE: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
-    ROUNDED: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+    EIGHTS: tl.constexpr, ROUNDED: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """GATE: 0 takes rows, 1 and 2 the silu or gelu gate of rows twice as wide."""
     if CHAINED:
@@ -155,14 +158,14 @@ def _fine_kernel(
         up = tl.load(x + row * x_stride + width + k, mask=mask, other=0.0).to(tl.float32)
         # As the gate's own kernel stores it.
         values = gated(values, up, GATE == 2).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED, ROUNDED, PTX)
+    _store_fine(values, row, chunks, codes, scales, sums, width, LANE, MINGLED, EIGHTS, ROUNDED, PTX)
 
 
 @triton.jit
 def _norm_fine_kernel(
     x, residual, weight, total_out, codes, scales, sums, x_stride, width, eps,
     ADDED: tl.constexpr, CHUNKS: tl.constexpr, LANE: tl.constexpr, MINGLED: tl.constexpr,
-    ROUNDED: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+    EIGHTS: tl.constexpr, ROUNDED: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A program a row. ADDED: the residual is added before, and the sum stored."""
     row = tl.program_id(0).to(tl.int64)
@@ -180,7 +183,7 @@ def _norm_fine_kernel(
     values = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / width + eps)
     normed = (values * scale * weights).to(x.dtype.element_ty).to(tl.float32)
-    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED, ROUNDED, PTX)
+    _store_fine(normed, row, chunks, codes, scales, sums, width, LANE, MINGLED, EIGHTS, ROUNDED, PTX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ class FineForm:
 
     lane: int  # numbers of one: 16 or 8
     mingled: bool = False  # low and high halves of bytes in turn
+    eights: bool = False  # those halves are of numbers eight apart, not sixteen: a lane is of neighbours
     rounded: bool = field(default=False, compare=False)  # to what E4M3 holds, before
 
     def rows(self, x: torch.Tensor) -> FineRows:
@@ -218,7 +222,7 @@ class FineForm:
     def _empty(self, like: torch.Tensor, width: int) -> FineRows:
         assert width % CHUNK == 0, width
         count, chunks, device = like.shape[0], width // CHUNK, like.device
-        parts = (2, chunks) if self.lane == 16 else (1, width // self.lane)
+        parts = (2, chunks) if self.lane == 16 and not self.eights else (1, width // self.lane)
         return FineRows(
             torch.empty(count, width, dtype=torch.int16, device=device),
             torch.empty(count, chunks, dtype=torch.float32, device=device),
@@ -232,7 +236,8 @@ class FineForm:
         if rows.count:
             _fine_kernel[(rows.count, triton.cdiv(width, CHUNKS_A_PROGRAM * CHUNK))](
                 x, rows.codes, rows.scales, rows.sums, x.stride(0), width,
-                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, self.rounded, speaks_ptx(x.device), chains(x.device),
+                gate, CHUNKS_A_PROGRAM, self.lane, self.mingled, self.eights, self.rounded, speaks_ptx(x.device),
+                chains(x.device),
                 num_warps=1, **launch(x.device),
             )  # fmt: skip
         return rows
@@ -246,6 +251,6 @@ class FineForm:
         chunks = triton.next_power_of_2(x.shape[1] // CHUNK)
         _norm_fine_kernel[(rows.count,)](
             x, residual, weight, total, rows.codes, rows.scales, rows.sums, x.stride(0), x.shape[1], eps,
-            added, chunks, self.lane, self.mingled, self.rounded, speaks_ptx(x.device), chains(x.device),
+            added, chunks, self.lane, self.mingled, self.eights, self.rounded, speaks_ptx(x.device), chains(x.device),
             num_warps=16 if chunks >= 128 else 4, **launch(x.device),
         )  # fmt: skip

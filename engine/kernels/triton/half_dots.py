@@ -104,14 +104,20 @@ def _of_blocks(dots):
 
 
 @triton.jit
+def _words_of_blocks(values):
+    """The two words of each block one by one. Shapes: [2B, N] -> 2 of [B, N]"""
+    return tl.split(tl.permute(tl.reshape(values, (values.shape[0] // 2, 2, values.shape[1])), (0, 2, 1)))
+
+
+@triton.jit
 def _summed(
     sums, words, scale, zero, second, second_zero, x, x_scales, x_sums, at, block, low_table, high_table,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, FP4: tl.constexpr, SIXTEENS: tl.constexpr, ZEROS: tl.constexpr,
-    WHOLE_K: tl.constexpr, PTX: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, FP4: tl.constexpr, SIXTEENS: tl.constexpr, EIGHTS: tl.constexpr,
+    ZEROS: tl.constexpr, WHOLE_K: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """sums plus the products of some blocks, a tensor for each row. Shapes: sums [STEP, N]; words [2 STEP, N]"""
     MIDDLE: tl.constexpr = 0 if ZEROS else 12 if FP4 else 8
-    APART: tl.constexpr = SIXTEENS or not FP4
+    APART: tl.constexpr = (SIXTEENS and not EIGHTS) or not FP4
     if not PTX:
         low_codes, high_codes = _plain_halves(words, FP4, APART)
     elif FP4:
@@ -127,23 +133,32 @@ def _summed(
         for w in tl.static_range(4):
             inputs = inputs + (tl.load(x + (m * 4 + w) * (2 * BLOCKS) + at, mask=in_lanes, other=0),)
         x_scale = tl.load(x_scales + m * BLOCKS + apart, mask=in_blocks, other=0.0)
-        low_sum = tl.load(x_sums + 2 * m * BLOCKS + apart, mask=in_blocks, other=0)
-        high_sum = tl.load(x_sums + (2 * m + 1) * BLOCKS + apart, mask=in_blocks, other=0)
-        low = _dots(low_codes, inputs, 0, tl.zeros([words.shape[0], words.shape[1]], tl.int32), PTX)
-        if SIXTEENS:
-            high = _dots(high_codes, inputs, 2, tl.zeros([words.shape[0], words.shape[1]], tl.int32), PTX)
-            low_value = (_of_blocks(low) - MIDDLE * low_sum).to(tl.float32)
-            high_value = (_of_blocks(high) - MIDDLE * high_sum).to(tl.float32)
-            if ZEROS:
-                low_value -= zero * low_sum.to(tl.float32)
-                high_value -= second_zero * high_sum.to(tl.float32)
-            value = low_value * scale + high_value * second
+        if EIGHTS:
+            sums_at = 2 * (m * BLOCKS + apart)
+            low_sum = tl.load(x_sums + sums_at, mask=in_blocks, other=0)
+            high_sum = tl.load(x_sums + sums_at + 1, mask=in_blocks, other=0)
+            middles = tl.reshape(tl.permute(tl.join(low_sum, high_sum), (0, 2, 1)), (words.shape[0], 1)) * -MIDDLE
+            low = _dots(low_codes, inputs, 0, tl.broadcast_to(middles, (words.shape[0], words.shape[1])), PTX)
+            first_word, second_word = _words_of_blocks(_dots(high_codes, inputs, 2, low, PTX).to(tl.float32))
+            value = first_word * scale + second_word * second
         else:
-            both = _dots(high_codes, inputs, 2, low, PTX)
-            value = (_of_blocks(both) - MIDDLE * (low_sum + high_sum)).to(tl.float32)
-            if ZEROS:
-                value -= zero * (low_sum + high_sum).to(tl.float32)
-            value *= scale
+            low_sum = tl.load(x_sums + 2 * m * BLOCKS + apart, mask=in_blocks, other=0)
+            high_sum = tl.load(x_sums + (2 * m + 1) * BLOCKS + apart, mask=in_blocks, other=0)
+            low = _dots(low_codes, inputs, 0, tl.zeros([words.shape[0], words.shape[1]], tl.int32), PTX)
+            if SIXTEENS:
+                high = _dots(high_codes, inputs, 2, tl.zeros([words.shape[0], words.shape[1]], tl.int32), PTX)
+                low_value = (_of_blocks(low) - MIDDLE * low_sum).to(tl.float32)
+                high_value = (_of_blocks(high) - MIDDLE * high_sum).to(tl.float32)
+                if ZEROS:
+                    low_value -= zero * low_sum.to(tl.float32)
+                    high_value -= second_zero * high_sum.to(tl.float32)
+                value = low_value * scale + high_value * second
+            else:
+                both = _dots(high_codes, inputs, 2, low, PTX)
+                value = (_of_blocks(both) - MIDDLE * (low_sum + high_sum)).to(tl.float32)
+                if ZEROS:
+                    value -= zero * (low_sum + high_sum).to(tl.float32)
+                value *= scale
         fresh = fresh + (sums[m] + value * x_scale,)
     return fresh
 
@@ -152,14 +167,14 @@ def _summed(
 def half_dots_kernel(
     x, x_scales, x_sums, codes, scales, zeros, row_scales, bias, out, columns, nothing, correction,
     BLOCKS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, FP4: tl.constexpr, SCALE: tl.constexpr,
-    SIXTEENS: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr,
+    SIXTEENS: tl.constexpr, EIGHTS: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, WHOLE_N: tl.constexpr, WHOLE_K: tl.constexpr,
     PTX: tl.constexpr, CONVERTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x: [ROWS, 4, BLOCKS, 2] 64-bit words. BLOCKS: of a row. STEP: blocks at once. nothing: 0, see _table
 
-    SIXTEENS: the halves of a block are groups of their own. WHOLE_N, WHOLE_K: programs, or steps, end where the weight
-    does.
+    SIXTEENS: the halves of a block are groups of their own; EIGHTS: its words are, and have no zero points.
+    WHOLE_N, WHOLE_K: programs, or steps, end where the weight does.
     """
     EACH: tl.constexpr = 1 if SIXTEENS else BLOCKS // GROUPS
     first_n = tl.program_id(0) * BLOCK_N
@@ -189,7 +204,7 @@ def half_dots_kernel(
             block = blocks + start
             if STEP < BLOCKS:
                 beyond = at + 2 * STEP
-                following = tl.load(base + beyond, mask=beyond < 2 * BLOCKS, other=0, eviction_policy="evict_first")
+                following = tl.load(base + beyond, mask=beyond < 2 * BLOCKS, eviction_policy="evict_first")
                 if GROUPS > 1:
                     later = block + STEP
                     next_scale, next_zero, next_second, next_second_zero = _multipliers(
@@ -197,7 +212,7 @@ def half_dots_kernel(
                     )
             sums = _summed(
                 sums, words, scale, zero, second, second_zero, x, x_scales, x_sums, at, block, low_table, high_table,
-                BLOCKS, ROWS, FP4, SIXTEENS, ZEROS, WHOLE_K, PTX,
+                BLOCKS, ROWS, FP4, SIXTEENS, EIGHTS, ZEROS, WHOLE_K, PTX,
             )  # fmt: skip
     else:
         for start in tl.static_range(0, BLOCKS, STEP):  # in a loop 128 registers for 96, and 6 % more time
@@ -214,7 +229,7 @@ def half_dots_kernel(
                     )  # fmt: skip
             sums = _summed(
                 sums, words, scale, zero, second, second_zero, x, x_scales, x_sums, lanes + 2 * start, blocks + start,
-                low_table, high_table, BLOCKS, ROWS, FP4, SIXTEENS, ZEROS, WHOLE_K, PTX,
+                low_table, high_table, BLOCKS, ROWS, FP4, SIXTEENS, EIGHTS, ZEROS, WHOLE_K, PTX,
             )  # fmt: skip
     rows = first_n + tl.arange(0, BLOCK_N)
     in_n = rows < columns

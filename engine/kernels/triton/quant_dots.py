@@ -146,7 +146,8 @@ def form(weight: CodedWeight) -> FineForm:
     """The rows that quant_dots reads with a weight that takes() takes."""
     if weight.code not in HALF_BYTES:
         return FineForm(8)
-    return FineForm(16, mingled=weight.code == "fp4" and weight.group >= CHUNK)
+    eights = weight.apart == 8
+    return FineForm(16, mingled=eights or (weight.code == "fp4" and weight.group >= CHUNK), eights=eights)
 
 
 def kind_of(weight: CodedWeight) -> str:
@@ -196,7 +197,7 @@ def quant_dots(
     if weight.code in HALF_BYTES:
         half_dots_kernel[grid](
             *inputs, 0, 0.5 if weight.code == "fp4" else 1.0,
-            depth // CHUNK, groups, rows.count, weight.code == "fp4", scale, sixteens,
+            depth // CHUNK, groups, rows.count, weight.code == "fp4", scale, sixteens, weight.apart == 8,
             2 if has_pairs else int(has_zeros), has_row_scales, bias is not None,
             tiles.block_n, max(1, step // 2), columns % tiles.block_n == 0, lanes % step == 0, ptx, converts, chained,
             **options,

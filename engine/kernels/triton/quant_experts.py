@@ -45,7 +45,7 @@ def pack(stack: ExpertStack) -> CodedStack:
     assert not isinstance(stack.weight, torch.Tensor), "plain weights have kernels of their own"
     if not takes(stack.weight):
         return CodedStack(None, stack.num_experts, stack)
-    return CodedStack(coded(stack.weight), stack.num_experts, stack)
+    return CodedStack(coded(stack.weight, blocks=True), stack.num_experts, stack)
 
 
 @triton.jit

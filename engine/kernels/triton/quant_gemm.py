@@ -44,7 +44,7 @@ def _numbers(codes, CODE: tl.constexpr, HALF: tl.constexpr, HARDWARE: tl.constex
 @triton.jit
 def _dequantise_kernel(
     codes, scales, zeros, row_scales, out, columns, depth, groups,
-    CODE: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    CODE: tl.constexpr, APART: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr, HARDWARE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row's numbers, a block of codes a program."""
@@ -59,7 +59,7 @@ def _dequantise_kernel(
     for half in tl.static_range(PACKED):
         k = place
         if PACKED == 2:
-            k = (place // 16) * 32 + half * 16 + place % 16
+            k = (place // APART) * (2 * APART) + half * APART + place % APART
         value = _numbers(stored, CODE, half, HARDWARE)
         at = n * groups + k // GROUP
         if HAS_ZEROS:
@@ -84,7 +84,7 @@ def dequantised(weight: CodedWeight, dtype: torch.dtype, rows: slice | None = No
         none if weight.zeros is None else weight.zeros[first:end],
         none if weight.row_scales is None else weight.row_scales[first:end],
         out, end - first, depth, groups,
-        CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], weight.group,
+        CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], weight.group,
         weight.zeros is not None, weight.row_scales is not None, converts_fp8(out.device), block, num_warps=4,
     )  # fmt: skip
     return out

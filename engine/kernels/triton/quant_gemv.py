@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.coded import HALF_BYTES, CodedWeight
+from engine.kernels.triton.coded import BLOCK, HALF_BYTES, CodedWeight
 from engine.kernels.triton.decode import (
     CODE_NUMBERS,
     CORRECTIONS,
@@ -203,7 +203,8 @@ class GemvTiles:
 def quant_gemv(
     x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None = None, tiles: GemvTiles | None = None
 ) -> torch.Tensor:
-    """Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K); bias [N] -> [M, N]"""
+    """Shapes: x [M, K], M from 1 to 4, K a multiple of 4; weight (N, K), half bytes in 32s; bias [N] -> [M, N]"""
+    assert weight.apart == BLOCK // 2, weight.apart
     rows, depth = x.shape
     columns = weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)

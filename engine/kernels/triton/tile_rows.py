@@ -24,6 +24,9 @@ MAX_ROWS = 64
 DEEP = 8192
 MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
+SMALL_FP4 = tl.constexpr(2.0**126)
+# By how scales are stored: what they are multiplied by to give bfloat16 numbers, and what is left of 2^126.
+LIFTS = {"e4m3": (2.0**118, 2.0**8), "e8m0": (2.0**126, 1.0)}
 MAGIC_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 
 
@@ -54,24 +57,20 @@ def _above(stored, TYPE: tl.constexpr, MAGIC: tl.constexpr, HALF: tl.constexpr, 
     return value
 
 
-def _looked_up(sign: str, low: str, high: str) -> str:
-    """Four bytes' halves of E2M1 as two words of two bfloat16: a look-up for either byte, and the sign."""
-    find = "and.b32 a, $2, 0x77777777; shr.u32 b, a, 16; "
-    for word, code in (("a", "0"), ("b", "1")):
-        find += f"prmt.b32 l{code}, 0xC0800000, 0xC0804000, {word}; prmt.b32 h{code}, 0x3F3F3F00, 0x40404040, {word}; "
-    out = "".join(
-        f"prmt.b32 u, l{at}, h{at}, {pick}; prmt.b32 v, s, 0, {spread}; or.b32 ${at}, u, v; "
-        for at, pick, spread in ((0, low, "0x1404"), (1, high, "0x3424"))
-    )
-    return "{ .reg .b32 a, b, l0, h0, l1, h1, s, u, v; " + find + sign + out + "}"
+def _moved(sign: str, exponent: str, rest: str) -> str:
+    """Four bytes' halves of E2M1 as two words of two bfloat16: the same bits in their places, which is 2^-126 of it."""
+    high = f"{exponent} and.b32 e, e, 0x01010101; {sign} and.b32 s, s, 0x80808080; or.b32 e, e, s; "
+    low = f"{rest} and.b32 s, s, 0xC0C0C0C0; prmt.b32 $0, s, e, 0x5140; prmt.b32 $1, s, e, 0x7362; "
+    return "{ .reg .b32 e, s; " + high + low + "}"
 
 
-_LOW_FP4 = tl.constexpr(_looked_up("shl.b32 s, $2, 4; and.b32 s, s, 0x80808080; ", "0x6240", "0x6240"))
-_HIGH_FP4 = tl.constexpr(_looked_up("and.b32 s, $2, 0x80808080; ", "0x7351", "0x7351"))
+_LOW_FP4 = tl.constexpr(_moved("shl.b32 s, $2, 4;", "shr.u32 e, $2, 2;", "shl.b32 s, $2, 6;"))
+_HIGH_FP4 = tl.constexpr(_moved("mov.b32 s, $2;", "shr.u32 e, $2, 6;", "shl.b32 s, $2, 2;"))
 
 
 @triton.jit
-def _fp4_numbers(stored, HALF: tl.constexpr):
+def _small_fp4(stored, HALF: tl.constexpr):
+    """2^-126 of the numbers in a half of each byte: exact, of which a half is no normal number."""
     asm: tl.constexpr = _LOW_FP4 if HALF == 0 else _HIGH_FP4
     return tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
 
@@ -120,13 +119,16 @@ def _spread(values, RUN: tl.constexpr):
 @triton.jit
 def _tile_rows_kernel(
     x, codes, scales, zeros, row_scales, bias, out, parts, locks, rows, columns, depth, groups, per_split,
-    CODE: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr, ZEROS: tl.constexpr,
-    HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
+    CODE: tl.constexpr, APART: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr,
+    LIFT: tl.constexpr, LOWER: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
     PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
 
+    APART: numbers between a byte's low one and its high one. LIFT: times scales and LOWER times sums, gives what
+    _small_fp4 leaves out; 0 where scales are too large for it.
     MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
     """
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -143,9 +145,10 @@ def _tile_rows_kernel(
     first = split * per_split
     end = tl.minimum(first + per_split, depth)
     NOTHING: tl.constexpr = 8.0 if CODE == 2 else 0.0
-    RUN: tl.constexpr = 16 if PACKED == 2 else GROUP
+    RUN: tl.constexpr = APART if PACKED == 2 else GROUP
     RUNS: tl.constexpr = 1 if LATE or GROUP == 0 else BLOCK_K // PACKED // RUN
-    EACH: tl.constexpr = 2 if GROUP == 16 and PACKED == 2 else 1  # groups of a block of half bytes
+    EACH: tl.constexpr = 2 if PACKED == 2 and GROUP == APART else 1  # groups of a block of half bytes
+    FOUR: tl.constexpr = CODE == 3 and PTX and x.dtype.element_ty == tl.bfloat16
     if LATE:
         next_scale, next_zero = _of_group(scales, zeros, safe_n * groups + first // GROUP, in_n, SCALE, ZEROS, NOTHING)
     elif RUNS > 1:
@@ -175,7 +178,7 @@ def _tile_rows_kernel(
         for half in tl.static_range(PACKED):
             k = place
             if PACKED == 2:
-                k = (place // 16) * 32 + half * 16 + place % 16
+                k = (place // APART) * (2 * APART) + half * APART + place % APART
             # Rows that are not there are not fetched.
             if EVEN:
                 a = tl.load(x_rows + k[:, None], mask=in_m[None, :], other=0.0)
@@ -185,11 +188,14 @@ def _tile_rows_kernel(
                 # 128 or 1024 plus the code by setting bits, less as much plus the zero point: exact in 16 bits.
                 w = _above(stored, a.dtype, MAGIC, half, PTX)
                 w -= (zero + (128.0 if MAGIC == 0x4300 else 1024.0)).to(a.dtype)[:, None]
-            elif CODE == 3 and PTX and a.dtype == tl.bfloat16:
+            elif FOUR:
                 # Two digits times one or four: exact in bfloat16.
-                w = _fp4_numbers(stored, half)
-                if RUNS > 1:
+                w = _small_fp4(stored, half)
+                if LIFT == 0:
+                    w *= tl.full(w.shape, SMALL_FP4, tl.bfloat16)
                     w *= _spread((scale if half == 0 else second).to(tl.bfloat16), RUN)
+                else:
+                    w *= _spread(((scale if half == 0 else second) * LIFT).to(tl.bfloat16), RUN)
             else:
                 w = _numbers(stored, CODE, half, HARDWARE)
                 if CODE == 2 and LATE:
@@ -209,6 +215,8 @@ def _tile_rows_kernel(
         acc *= tl.load(scales + safe_n).to(tl.float32)[:, None]
     if HAS_ROW_SCALES:
         acc *= tl.load(row_scales + safe_n)[:, None]
+    if FOUR and LOWER != 1:
+        acc *= LOWER
     at = m.to(tl.int64)[None, :] * columns + n[:, None]
     mask = in_m[None, :] & in_n[:, None]
     last = True
@@ -253,6 +261,7 @@ def tile_rows(
     block_k = group if late else tiles.block_k
     whole = weight.zeros is None or weight.zeros.dtype == torch.uint8
     magic = MAGIC_BITS.get(x.dtype, 0) if weight.code == "int4" and late and whole else 0
+    lift, lower = LIFTS[weight.scale_code] if weight.scale_code == "e4m3" or weight.small else (0.0, 1.0)
     paired = late and weight.pairs is not None
     zeros = weight.pairs if paired else weight.zeros
     block_m = min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
@@ -272,7 +281,7 @@ def tile_rows(
         weight.scales, none if zeros is None else zeros,
         none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
         parts, locks_of(device), rows, columns, depth, groups, per_split,
-        CODE_NUMBERS[weight.code], SCALE_NUMBERS[weight.scale_code], group, late,
+        CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], group, late, lift, lower,
         2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
         converts_fp8(device), magic, speaks_ptx(device), splits, depth % block_k == 0,
         block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages,

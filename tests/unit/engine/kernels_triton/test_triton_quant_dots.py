@@ -31,7 +31,7 @@ FORMS = [
     ("fp4_nv", None, False),
     ("fp4_mx", None, False),
 ]
-LAYOUTS = [FineForm(8), FineForm(16), FineForm(16, mingled=True)]
+LAYOUTS = [FineForm(8), FineForm(16), FineForm(16, mingled=True), FineForm(16, mingled=True, eights=True)]
 
 
 def numbers(rows: FineRows) -> torch.Tensor:
@@ -43,6 +43,9 @@ def numbers(rows: FineRows) -> torch.Tensor:
     each = rows.codes.view(count, words, lanes, 4).double() * scales[:, None, :, None]
     if lane == 8:
         return each.permute(0, 2, 1, 3).reshape(count, width)
+    if rows.form.eights:
+        mixed = each.view(count, 4, lanes, 2, 2)  # [row, word, lane, number, half]
+        return mixed.permute(0, 2, 4, 1, 3).reshape(count, width)
     if rows.form.mingled:
         mixed = each.view(count, 4, lanes // 2, 2, 2, 2)  # [row, word, block, lane, number, half]
         return mixed.permute(0, 2, 5, 3, 1, 4).reshape(count, width)
@@ -68,7 +71,9 @@ def test_fine_rows_hold_numbers_to_a_32768th_of_the_largest_beside_them(dtype: t
     error = (numbers(rows) - x.double()).abs().view(3, 20, 32)
     assert bool((error <= largest / 32767 + 1e-30).all())
     whole = (numbers(rows).view(3, 20, 32) / rows.scales.double()[:, :, None]).nan_to_num()
-    if form.lane == 16:
+    if form.eights:
+        assert torch.equal(rows.sums.double().view(3, 40), whole.view(3, 40, 16).sum(dim=2))
+    elif form.lane == 16:
         assert torch.equal(rows.sums.double(), whole.view(3, 20, 2, 16).sum(dim=3).transpose(1, 2))
     else:
         assert torch.equal(rows.sums.double().view(3, 80), whole.view(3, 80, 8).sum(dim=2))

@@ -47,7 +47,7 @@ def random_weight(kind: str, group: int | None, zeros: bool, columns: int, depth
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantised_gemv_matches_float64(kind: str, group: int | None, zeros: bool, dtype: torch.dtype) -> None:
     weight = random_weight(kind, group, zeros, 9, 640)
-    packed = coded(weight)
+    packed = coded(weight, blocks=True)
     rows = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 4}[dtype]
     x = torch.randn(rows, 640, device=DEVICE).to(dtype)
     bias = torch.randn(9, device=DEVICE).to(dtype) if rows > 1 else None
@@ -72,7 +72,7 @@ def test_each_code_meets_the_input_of_its_place_exactly(kind: str) -> None:
     weight = CodedTensor(
         kind, (columns, depth), codes.to(DEVICE), stored.contiguous().to(DEVICE), row_scales=row_scales
     )
-    packed, truth = coded(weight), weight.dequantize()
+    packed, truth = coded(weight, blocks=True), weight.dequantize()
     x = torch.eye(depth, device=DEVICE)
     got = torch.cat([quant_gemv(x[i : i + 4], packed, None, GemvTiles(8, 8, 1)) for i in range(0, depth, 4)])
     assert torch.equal(got, truth.T)
@@ -80,7 +80,7 @@ def test_each_code_meets_the_input_of_its_place_exactly(kind: str) -> None:
 
 def test_a_row_is_the_same_bit_for_bit_whatever_rows_are_beside_it() -> None:
     for kind in ("fp8", "int8", "int4", "fp4_nv"):
-        packed = coded(random_weight(kind, None, False, 8, 384))
+        packed = coded(random_weight(kind, None, False, 8, 384), blocks=True)
         x = torch.randn(4, 384, device=DEVICE).to(torch.bfloat16)
         whole = quant_gemv(x, packed)
         other = torch.cat((x[2:3], torch.randn(1, 384, device=DEVICE).to(torch.bfloat16) * 50))

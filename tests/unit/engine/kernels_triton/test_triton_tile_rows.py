@@ -10,6 +10,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from engine.kernels.triton.coded import coded  # noqa: E402
 from engine.kernels.triton.tile_rows import RowTiles, row_tiles, tile_rows  # noqa: E402
+from engine.quant.coded_tensor import CodedTensor  # noqa: E402
 from engine.quant.encode import encode  # noqa: E402
 
 # The interpreter's bfloat16 dot is not usable; a GPU tests it too.
@@ -61,15 +62,20 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: str) -> None:
     assert torch.equal(tile_rows(other, packed, None, tiles)[4], tile_rows(x, packed, None, tiles)[2])
 
 
-def test_every_code_of_four_bit_floats_is_read_exactly() -> None:
-    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 0.0], device=DEVICE)
-    plain = torch.stack([numbers.roll(at).repeat(4) for at in range(16)])
-    packed = coded(encode(plain, "fp4_mx"))
-    got = tile_rows(
-        torch.eye(64, device=DEVICE, dtype=dtype), packed, None, RowTiles(16 if DEVICE == "cpu" else 64, 64, 4, 2, 1)
-    )
-    assert torch.equal(got.T.float(), plain)
+@pytest.mark.parametrize(
+    ("kind", "multipliers"), [("fp4_mx", (127, 30)), ("fp4_mx", (128, 127)), ("fp4_mx", (200, 3)), ("fp4_nv", (1, 126))]
+)
+def test_every_code_of_four_bit_floats_is_read_exactly(kind: str, multipliers: tuple[int, int]) -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    each = (torch.arange(16).view(16, 1) + torch.arange(64)) % 16  # every code at every place
+    codes = (each[:, 0::2] | (each[:, 1::2] << 4)).to(torch.uint8).to(DEVICE)
+    groups = 4 if kind == "fp4_nv" else 2
+    scales = torch.tensor(multipliers, dtype=torch.uint8, device=DEVICE).repeat(16, groups // 2)
+    rows = torch.full((16,), 0.5, device=DEVICE) if kind == "fp4_nv" else None
+    weight = CodedTensor(kind, (16, 64), codes, scales, row_scales=rows)
+    tiles = RowTiles(16 if DEVICE == "cpu" else 64, 64, 2, 2, 1)
+    got = tile_rows(torch.eye(64, device=DEVICE, dtype=dtype), coded(weight), None, tiles)
+    assert torch.equal(got.T.float(), weight.dequantize())
 
 
 def test_tiles_are_known_for_each_code() -> None:
