@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bench.shapes import Config, tensors_of
 from engine.models import loading, rounding
+from engine.devices.uploader import Stored
 from engine.models.checkpoint import MappedCheckpoint, Progress
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import encode
@@ -43,7 +44,7 @@ class RandomCheckpoint(MappedCheckpoint):
         values = torch.empty(info.shape, dtype=torch.bfloat16, device=self._device)
         return values.normal_(0.0, STANDARD_DEVIATION, generator=self._generator)
 
-    def coming(self) -> Iterator[Tensor]:
+    def coming(self) -> Iterator[list[Stored]]:
         return iter(())  # they are made where they are wanted
 
     def release(self) -> None:

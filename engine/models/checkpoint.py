@@ -58,6 +58,7 @@ class MappedCheckpoint:
 
     packed: PackedStore | None = None  # matrices that were packed at an earlier start
     adapters: AdapterBank | None = None  # what is added to projections as they are made
+    _sizes: dict[Role, int] | None = None  # bytes of a role with its experts and parts, once asked for
 
     def __init__(self, spec: ModelSpec, progress: Progress) -> None:
         self.table = tensor_table(spec)
@@ -66,7 +67,6 @@ class MappedCheckpoint:
         self._progress = progress
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
         weakref.finalize(self, _close, [descriptor for _, _, descriptor in self._maps.values()])
-        self._sizes: dict[Role, int] | None = None  # bytes of a role with its experts and parts, once asked for
         self._used: list[TensorInfo] = []
         self._quantisation = spec.quantisation
         self._tied, self._generates = spec.tie_embeddings, spec.generates
