@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bench.shapes import Config, tensors_of
-from engine.models import loading, rounding
 from engine.devices.uploader import Stored
+from engine.models import loading, rounding
 from engine.models.checkpoint import MappedCheckpoint, Progress
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import encode

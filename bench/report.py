@@ -168,8 +168,8 @@ def loading_section(lines: list[Line]) -> str:
                 work = f"{size}{', the first in its process' if line['turn'] == 0 else ''}"
                 rows.append(["weights to the device", work, f"{line['s']:.2f} s, {line['gb_s']:.1f} GB/s", share])
             case "first token":
-                share = line.get("read_share")
-                part = "" if share is None else f", {share:.0%} of the link's rate"
+                read_share = line.get("read_share")
+                part = "" if read_share is None else f", {read_share:.0%} of the link's rate"
                 split = f"imports {line['imported_s']:.1f} s, weights {line['read_s']:.2f} s{part}"
                 rows.append(["start to first token", size, f"{line['first_token_s']:.1f} s", split])
             case other:
