@@ -44,7 +44,10 @@ class Bench:
         return torch.empty(shape, device=self.device).normal_(0.0, spread).to(self.dtype)
 
     def weight(self, plain: Tensor, kind: str) -> CodedWeight:
-        """As loading with another precision makes it."""
+        """As loading with another precision makes it; kind_group for another group than is usual."""
+        base, _, group = kind.partition("_")
+        if group.isdecimal():
+            return coded(encode(plain, base, int(group)))
         return coded(encode(plain, kind, asymmetric=kind == "int4"))
 
     def times(self, run: Callable[[Item], object], items: Sequence[Item]) -> float:

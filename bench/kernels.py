@@ -2,7 +2,8 @@
 
     gemv     weights of fewer bits times 1 to 4 rows, beside the bf16 kernel and what the memory allows
     tiles    ... times 8 to 64 rows, beside the matrix library
-    large    ... times many rows, beside the matrix library with plain weights, and with weights decoded whole
+    large    ... times 64 rows and more, as a layer has it, beside the matrix library with plain weights, and with
+             weights decoded once for each product
     native   E4M3 and int8 activations and weights: the library's kernel and ours
     mixed    int8 with outlier columns, beside bf16, plain int8, a decomposition in two products, and decoding by tile
 
@@ -35,19 +36,18 @@ from engine.kernels.triton.fp4_native import NATIVE_ROWS, to_e4m3
 from engine.kernels.triton.fp8_rows import Fp8Tiles
 from engine.kernels.triton.gemv import linear as plain_linear
 from engine.kernels.triton.quant_dots import DotsTiles
-from engine.kernels.triton.quant_gemm import dequantised, large_linear
+from engine.kernels.triton.quant_gemm import dequantised
 from engine.kernels.triton.quantise_rows import quantise_rows
 from engine.kernels.triton.scaled_gemm import scaled_gemm
 from engine.kernels.triton.scaled_tiles import PipeTiles, ScaledTiles, usual_tiles
 from engine.kernels.triton.tile_rows import RowTiles, row_tiles, tile_rows
 from engine.kernels.triton.tuned import add, few_key
-from engine.quant.encode import encode
 
 Shape = tuple[int, int]  # (K, N)
 LLAMA: dict[str, Shape] = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
 HEAD: Shape = (4096, 128256)
 LAYERS = 32
-KINDS = ("fp8", "int8", "int4", "fp4_nv", "fp4_mx")
+KINDS = ("fp8", "fp8_128", "int8", "int4", "fp4_nv", "fp4_mx")  # _128: E4M3 with a multiplier for 128 numbers
 COPY_BYTES_S = 4.2e12  # of an H200
 DOTS_SWEEP = tuple(
     DotsTiles(*sizes)
@@ -98,7 +98,7 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
         took[kind], best = bench.best(*_few_of(bench, weight, x))
-        if bench.sweep and best:
+        if bench.sweep and best and kind != "fp8_128":
             form, *sizes = best[0][1]
             kernel = next(key for key, tiles_of in KERNELS.items() if tiles_of.__name__ == form)
             bench.found[few_key(quant_dots.kind_of(weight), rows, columns, depth)] = (kernel, tuple(sizes))
@@ -163,14 +163,16 @@ def large(bench: Bench, rows: int) -> None:
 def _large_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
     depth, columns = shape
     plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
-    base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
+    base_us = bench.times(lambda weight: F.linear(x, weight), plain_copies(plain))
 
     def whole(weight: CodedWeight) -> Tensor:
         return F.linear(x, dequantised(weight, x.dtype))
 
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
-        took_us = bench.times(lambda w: large_linear(x, w, None), [weight])
+        weights = copies(weight)
+        took_us = bench.times(lambda w: quant_linear.linear(x, quant_linear.PackedLinear(w)), weights)
+        whole_us = bench.times(whole, weights)
         bench.show(
             "large",
             kind=kind,
@@ -178,7 +180,8 @@ def _large_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
             rows=rows,
             us=round(took_us, 1),
             bf16_us=round(base_us, 1),
-            whole_us=round(bench.times(whole, [weight]), 1),
+            whole_us=round(whole_us, 1),
+            of_whole=round(took_us / whole_us, 3),
             of_bf16=round(took_us / base_us, 3),
         )
 
@@ -187,27 +190,29 @@ def native(bench: Bench, rows: int) -> None:
     for name, full in LLAMA.items():
         for kind in ("fp8", "int8"):
             _native_of(bench, rows, name, bench.shape(full), kind)
+        _native_groups_of(bench, rows, name, bench.shape(full), "fp8_128")
         if rows >= NATIVE_ROWS:
-            _native_fp4_of(bench, rows, name, bench.shape(full), "fp4_mx")
+            _native_groups_of(bench, rows, name, bench.shape(full), "fp4_mx")
 
 
-def _native_fp4_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:
-    """Four-bit floats made E4M3 for the library's product."""
+def _native_groups_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:
+    """Four-bit floats made E4M3 for the library's product; E4M3 in groups."""
+    run = linear_fp8 if kind == "fp8_128" else linear_fp4
     depth, columns = shape
     plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
     base_us = bench.times(lambda weight: F.linear(x, weight), [plain])
-    packed = quant_linear.pack(encode(plain, kind))
-    took_us = bench.times(lambda p: linear_fp4(x, p), [packed])
+    packed = quant_linear.PackedLinear(bench.weight(plain, kind))
+    took_us = bench.times(lambda p: run(x, p), [packed])
     bench.show(
         "native",
         kind=kind,
         matrix=name,
         rows=rows,
         us=round(took_us, 1),
-        convert_us=round(bench.times(to_e4m3, [packed.weight]), 1),
+        convert_us=round(bench.times(to_e4m3, [packed.weight]), 1) if kind == "fp4_mx" else 0.0,
         bf16_us=round(base_us, 1),
         over_bf16=round(base_us / took_us, 2),
-        error=relative_error(linear_fp4(x, packed), truth(x, packed.weight)),
+        error=relative_error(run(x, packed), truth(x, packed.weight)),
     )
 
 
@@ -262,7 +267,7 @@ def mixed_shapes(bench: Bench, rows: int) -> None:
 PARTS: dict[str, tuple[Callable[[Bench, int], None], tuple[int, ...]]] = {
     "gemv": (gemv, (1, 2, 4)),
     "tiles": (tiles_of_few, (8, 16, 32, 64)),
-    "large": (large, (512, 4096)),
+    "large": (large, (64, 128, 256, 512, 2048)),
     "native": (native, (32, 64, 256, 512, 4096)),
     "mixed": (mixed_shapes, (16, 64, 256, 512, 2048)),
 }
