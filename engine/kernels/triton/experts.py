@@ -31,10 +31,12 @@ def _gate_up_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < width
     lanes = tl.arange(0, BLOCK_K)
     x_rows = x + (pairs // CHOICES).to(tl.int64)[:, None] * depth
@@ -67,10 +69,12 @@ def _down_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < width
     lanes = tl.arange(0, BLOCK_K)
     a_rows = inner + rows.to(tl.int64)[:, None] * depth
@@ -173,12 +177,12 @@ def _parts(
     copies = 2 if block_m > 32 and x.element_size() > 2 else 1  # such products read numbers of 32 bits turned around
     stages = stages_of(copies * (block_m + 2 * block_n) * block_k * x.element_size(), x.device)
     chained, options = chains(x.device), launch(x.device)
-    _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
+    _gate_up_kernel[(found.tiles * triton.cdiv(width, block_n),)](
         x, gate_up.weight, gate_up.weight if gate_up_bias is None else gate_up_bias, inner,
         *found.tensors, count, width, depth, choices, ACTIVATIONS[activation], gate_up_bias is not None,
         block_m, block_n, block_k, steps, chained, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
-    _down_kernel[(found.tiles, triton.cdiv(depth, block_n))](
+    _down_kernel[(found.tiles * triton.cdiv(depth, block_n),)](
         inner, down.weight, down.weight if down_bias is None else down_bias, weights, parts,
         *found.tensors, count, depth, width, down_bias is not None,
         block_m, block_n, block_k, steps, chained, num_warps=warps, num_stages=stages, **options,

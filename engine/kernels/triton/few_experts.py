@@ -27,8 +27,9 @@ class FewTiles:
     warps: int
 
 
-GATE_UP = FewTiles(4, 512, 4)
-DOWN = FewTiles(2, 256, 4)
+# The quickest of a sweep on an H200 (1 and 4 tokens of eight experts, 768 x 2,048): 83 to 100 % of the memory's rate.
+GATE_UP = FewTiles(2, 1024, 2)
+DOWN = FewTiles(2, 256, 2)
 
 
 @triton.jit

@@ -60,11 +60,13 @@ def _grouped_gate_up_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    expert, rows, exists, _ = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    expert, rows, exists, _ = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
     first_m = tl.min(rows, axis=0)
-    first_n = tl.program_id(1) * BLOCK_N
+    first_n = block * BLOCK_N
     both = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         tile = tl.reshape(matrices.load([expert, 0, first_n, start]), [2 * BLOCK_N, BLOCK_K])
@@ -89,11 +91,13 @@ def _grouped_down_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
     first_m = tl.min(rows, axis=0)
-    first_n = tl.program_id(1) * BLOCK_N
+    first_n = block * BLOCK_N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         tile = tl.reshape(matrices.load([expert, first_n, start]), [BLOCK_N, BLOCK_K])
@@ -137,7 +141,7 @@ def grouped_parts(
     )
     steps = count.bit_length() + 1
     gates = gate_up.weight.view(count, 2, width, depth)
-    _grouped_gate_up_kernel[(found.tiles, triton.cdiv(width, first.block_n))](
+    _grouped_gate_up_kernel[(found.tiles * triton.cdiv(width, first.block_n),)](
         TensorDescriptor.from_tensor(spread, [first.block_m, first.block_k]),
         TensorDescriptor.from_tensor(gates, [1, 2, first.block_n, first.block_k]),
         spread if gate_up_bias is None else gate_up_bias, inner, *found.tensors, count, width, depth,
@@ -145,7 +149,7 @@ def grouped_parts(
         first.block_m, first.block_n, first.block_k, steps, chained,
         num_warps=first.warps, num_stages=first.stages, **options,
     )  # fmt: skip
-    _grouped_down_kernel[(found.tiles, triton.cdiv(depth, second.block_n))](
+    _grouped_down_kernel[(found.tiles * triton.cdiv(depth, second.block_n),)](
         TensorDescriptor.from_tensor(inner, [second.block_m, second.block_k]),
         TensorDescriptor.from_tensor(down.weight.view(count, depth, width), [1, second.block_n, second.block_k]),
         spread if down_bias is None else down_bias, weights, parts, *found.tensors, count, depth, width,

@@ -160,10 +160,12 @@ def _gate_up_kernel(
     HAS_ROW_SCALES: tl.constexpr, HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < width
     row = expert.to(tl.int64) * 2 * width + tl.minimum(n, width - 1)
     x_rows = x + (pairs // CHOICES).to(tl.int64)[:, None] * depth
@@ -192,10 +194,12 @@ def _down_kernel(
     HAS_ROW_SCALES: tl.constexpr, HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    expert, rows, exists, pairs = _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
     if expert >= num_experts:
         return
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < width
     row = expert.to(tl.int64) * width + tl.minimum(n, width - 1)
     # Rows beyond the last are read from the first, and not stored.
@@ -308,12 +312,12 @@ def _many(
     # Of half bytes a tile of codes meets two half tiles of activations.
     stages = stages_of(found.block_m * block_k * x.element_size() + block_n * block_k, x.device)
     steps = count.bit_length() + 1
-    _gate_up_kernel[(found.tiles, triton.cdiv(width, block_n))](
+    _gate_up_kernel[(found.tiles * triton.cdiv(width, block_n),)](
         x, *_bytes(gate_up), inner if gate_up_bias is None else gate_up_bias, inner, *found.tensors,
         count, width, depth, gate_up.scales.shape[1], ids.shape[1], activation, gate_up_bias is not None,
         *_many_form(gate_up, x), found.block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    _down_kernel[(found.tiles, triton.cdiv(depth, block_n))](
+    _down_kernel[(found.tiles * triton.cdiv(depth, block_n),)](
         inner, *_bytes(down), inner if down_bias is None else down_bias, weights, parts, *found.tensors,
         count, depth, width, down.scales.shape[1], down_bias is not None,
         *_many_form(down, x), found.block_m, block_n, block_k, steps, num_warps=warps, num_stages=stages,

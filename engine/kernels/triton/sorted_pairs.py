@@ -58,9 +58,8 @@ def _place_kernel(ids, starts, order, num_pairs, BLOCK: tl.constexpr, CHAINED: t
 
 
 @triton.jit
-def _tile_rows(order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, STEPS: tl.constexpr):
+def _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, STEPS: tl.constexpr):
     """The expert of this tile (num_experts: none), its rows in sorted order, which exist, and their pairs."""
-    tile = tl.program_id(0)
     low = 0
     high = num_experts
     for _ in range(STEPS):
