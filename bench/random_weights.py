@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -46,6 +46,9 @@ class RandomCheckpoint(MappedCheckpoint):
 
     def coming(self) -> Iterator[list[Stored]]:
         return iter(())  # they are made where they are wanted
+
+    def together(self, roles: Sequence[str], layer: int) -> None:
+        return None
 
     def release(self) -> None:
         self.done_bytes += self._pending_bytes

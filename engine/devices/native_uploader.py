@@ -70,7 +70,7 @@ class NativeUploader:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """One tensor that is wanted now. Shapes: both [bytes] uint8. Blocks: until the source has been read."""
-        (sending,) = self.start([([Stored(source)], target)], piece_bytes(source.shape[0], self.threads))
+        (sending,) = self.start([([Stored.of(source)], target)], piece_bytes(source.shape[0], self.threads))
         self.finish(sending)
 
     def start(self, groups: Iterable[Group], piece: int = BUFFER_BYTES) -> list[NativeSending]:
@@ -82,7 +82,7 @@ class NativeUploader:
         put, sender = self._library.bayard_sender_put, self._sender
         sendings = []
         for sources, target in groups:
-            rows = [(s.bytes.data_ptr(), s.offset_bytes, s.bytes.shape[0], s.file, 0) for s in sources]
+            rows = [(address, start, count, file, 0) for _, start, count, address, file in sources]
             table = np.array(rows, dtype=STORED)
             job = put(sender, table.ctypes.data, len(rows), target.data_ptr(), piece)
             if job < 0:

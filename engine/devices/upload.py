@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.devices.native_uploader import native_uploader
-from engine.devices.uploader import Group, Sends, Sent, Stored, Uploader
+from engine.devices.uploader import Group, Key, Sends, Sent, Stored, Uploader
 
 STAGED_KINDS = ("cuda",)  # of devices behind a link that pinned memory goes over faster
 SMALLEST_BYTES = 4 << 20  # below, and not read ahead, the plain copy is as fast
 MOST_PASSED = 64  # tensors that were foreseen and not asked for, before one that is
-# Of the device's memory, for tensors that nobody has asked for yet. It goes a tenth of a second at a link's own speed:
-# the first load of a process compiles nothing, but loads modules of kernels for as long before it asks for any.
-AHEAD_BYTES = 4 << 30
+# Of the device's memory, for tensors that nobody has asked for yet. A third of a second at a link's own speed: a
+# process's first load takes a good part of that to load modules of kernels, before and between what it asks for.
+AHEAD_BYTES = 16 << 30
 AHEAD_SHARE = 1 / 8  # of what is free there, if that is less
 STARTED_BYTES = 128 << 20  # at once; the first of many small tensors do not wait for the last ones' places
-
-Key = tuple[int, int]  # where a tensor lies, and its bytes
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
@@ -45,6 +43,12 @@ def prepare(device: torch.device) -> None:
     """Make what sends tensors to a device while something else is done before they are there; reading_ahead ends it."""
     if device.type in STAGED_KINDS:
         _uploader(device)
+
+
+def upload_group(keys: Sequence[Key], device: torch.device) -> Tensor | None:
+    """What lies there, side by side on the device, [bytes] uint8, if it was read ahead so. Blocks: as upload."""
+    ahead = _AHEAD.get(device)
+    return None if ahead is None else ahead.take_group(keys)
 
 
 @contextmanager
@@ -98,6 +102,24 @@ class ReadAhead:
         self._uploader.finish(sending)
         return sending.target[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
+    def take_group(self, keys: Sequence[Key]) -> Tensor | None:
+        """As take, of all that lie where a group does, in its order: their bytes side by side. None: not so."""
+        end = 0
+        whole = self._sendings.get(keys[0])
+        for key in keys:
+            found = self._sendings.get(key)
+            if whole is None or found is None or found[0] is not whole[0] or found[1] != end:
+                return None
+            end += key[1]
+        if whole is None or whole[0].target.nbytes != end:
+            return None
+        for key in keys:
+            del self._sendings[key]
+        self._held_bytes -= end
+        self.fill()
+        self._uploader.finish(whole[0])
+        return whole[0].target
+
     def fill(self) -> None:
         """Queue what is next, as far as the limit lets it; a good part of it at a time."""
         room = self._limit_bytes - self._held_bytes
@@ -106,7 +128,7 @@ class ReadAhead:
         some: list[Group] = []
         count = 0
         while self._held_bytes + count < self._limit_bytes and (sources := self._peek()):
-            size = sum(source.bytes.shape[0] for source in sources)
+            size = sum(source.num_bytes for source in sources)
             if self._held_bytes + count + size > self._limit_bytes and (some or self._held_bytes):
                 break  # one that is larger than the limit goes alone
             target = self._room(size)
@@ -126,8 +148,8 @@ class ReadAhead:
         for (sources, _), sending in zip(groups, self._uploader.start(groups), strict=True):
             start = 0
             for source in sources:
-                self._sendings[_key(source.bytes)] = sending, start
-                start += source.bytes.shape[0]
+                self._sendings[source.key] = sending, start
+                start += source.num_bytes
 
     def close(self) -> None:
         """Let go of what nobody asked for. Blocks: until its source has been read."""
@@ -143,7 +165,7 @@ class ReadAhead:
         key = _key(missed)
         while len(self._next) < MOST_PASSED and (group := next(self._coming, None)) is not None:
             self._next.append(group)
-        place = next((n for n, group in enumerate(self._next) if any(_key(one.bytes) == key for one in group)), None)
+        place = next((n for n, group in enumerate(self._next) if any(one.key == key for one in group)), None)
         if place is None:
             return
         for _ in range(place + 1):
@@ -159,7 +181,7 @@ class ReadAhead:
                 if group is None:
                     return ()
                 self._next.append(group)
-            left = [one for one in self._next[0] if one.bytes.shape[0] and _key(one.bytes) not in self._sendings]
+            left = [one for one in self._next[0] if one.num_bytes and one.key not in self._sendings]
             if left:
                 self._next[0] = left
                 return left

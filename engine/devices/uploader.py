@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,13 +26,26 @@ LEAST_PIECE_BYTES = 1 << 20
 MAX_THREADS = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """Bytes of the host's memory, and where a file has them if it is mapped there. Shapes: bytes [n] uint8"""
+Key = tuple[int, int]  # where bytes of the host's memory lie, and how many
 
-    bytes: Tensor
-    file: int = -1  # a descriptor, open for as long as they are sent; -1: none
-    offset_bytes: int = 0
+
+class Stored(NamedTuple):
+    """Bytes of the host's memory, which may be a file's. Made for each of many small tensors, so it holds no view."""
+
+    whole: Tensor  # [n] uint8, what they are part of
+    start: int
+    num_bytes: int
+    address: int  # of the first
+    file: int = -1  # a descriptor of the file that whole is a map of, open for as long as they are sent; -1: none
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Stored:
+        """All of a contiguous tensor."""
+        return cls(tensor.view(-1).view(torch.uint8), 0, tensor.nbytes, tensor.data_ptr())
+
+    @property
+    def key(self) -> Key:
+        return self.address, self.num_bytes
 
 
 Group = tuple[Sequence[Stored], Tensor]  # what is to lie side by side on a device, and where
@@ -101,7 +113,7 @@ class Uploader:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """One tensor that is wanted now. Shapes: both [bytes] uint8. Blocks: until the source has been read."""
-        (sending,) = self.start([([Stored(source)], target)], piece_bytes(source.shape[0], self.threads))
+        (sending,) = self.start([([Stored.of(source)], target)], piece_bytes(source.shape[0], self.threads))
         self.finish(sending)
 
     def start(self, groups: Iterable[Group], piece: int = BUFFER_BYTES) -> list[Sending]:
@@ -186,10 +198,10 @@ def jobs_of(sendings: Iterable[Sending], piece: int) -> Iterator[Job]:
     for sending in sendings:
         to = 0
         for source in sending.sources:
-            start, end = 0, source.bytes.shape[0]
+            start, end = source.start, source.start + source.num_bytes
             while start < end:
                 count = min(end - start, free)
-                job.append((sending, source.bytes[start : start + count], sending.target[to : to + count]))
+                job.append((sending, source.whole[start : start + count], sending.target[to : to + count]))
                 start, to = start + count, to + count
                 free -= count
                 if not free:

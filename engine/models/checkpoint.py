@@ -6,7 +6,8 @@ import mmap
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.devices.host_heap import trim_heap
-from engine.devices.upload import upload
+from engine.devices.upload import upload, upload_group
 from engine.devices.uploader import Stored
 from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
@@ -66,7 +67,7 @@ class MappedCheckpoint:
         self.done_bytes = 0
         self._progress = progress
         self._maps = {file: _map(file) for file in sorted({info.file for info in self.table.values()})}
-        weakref.finalize(self, _close, [descriptor for _, _, descriptor in self._maps.values()])
+        weakref.finalize(self, _close, [descriptor for *_, descriptor in self._maps.values()])
         self._used: list[TensorInfo] = []
         self._quantisation = spec.quantisation
         self._tied, self._generates = spec.tie_embeddings, spec.generates
@@ -93,6 +94,19 @@ class MappedCheckpoint:
             return QuantTensor(info.dtype, raw.view(rows, -1), (rows, info.shape[-1]))
         found = self._tensor(info, dtype)
         return found.view(-1, info.shape[-1]) if len(info.shape) > 2 else found
+
+    def together(self, roles: Sequence[str], layer: int) -> Tensor | None:
+        """Plain matrices under one another on the device, if they were read ahead so. None: each is to be asked for."""
+        infos = [info for info in (self.table.get((role, layer)) for role in roles) if info is not None]
+        dtype = PLAIN_DTYPES.get(infos[0].dtype) if len(infos) == len(roles) else None
+        if dtype is None or (roles[0], layer) in self._parts:
+            return None
+        keys = [(self._maps[info.file][2] + info.offset_bytes, info.size_bytes) for info in infos]
+        found = upload_group(keys, self.device)
+        if found is None:
+            return None
+        self._used += infos
+        return found.view(dtype).view(-1, infos[0].shape[-1])
 
     def _coded(self, parts: dict[str, TensorInfo], module: str, shape: tuple[int, ...]) -> Weight:
         scheme = None if self._quantisation is None else self._quantisation.scheme_of(module)
@@ -139,18 +153,17 @@ class MappedCheckpoint:
             seen.add((info.file, info.offset_bytes))
             found = self._asked_of(role, layer, info)
             if found is not None:
-                _, whole, descriptor = self._maps[info.file]
-                offset = found.data_ptr() - whole.data_ptr()
-                stored = Stored(found.view(-1).view(torch.uint8), descriptor, offset)
+                _, whole, address, descriptor = self._maps[info.file]
+                stored = Stored(whole, found.start, len(found), address + found.start, descriptor)
                 group, place = side_by_side(role)
                 # What is rounded becomes something else first; kernels want a matrix to begin at a round address.
-                if self.rounding is not None or stored.bytes.shape[0] % ALIGNED:
+                if self.rounding is not None or stored.num_bytes % ALIGNED:
                     group, place = role, (0, 0)
                 yield layer, (group, info.dtype), place, stored
 
-    def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> Tensor | None:
-        """What of a stored matrix goes to a device as it lies in the file."""
-        return self._maps[info.file][1][info.offset_bytes : info.offset_bytes + info.size_bytes]
+    def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> range | None:
+        """What of a stored matrix goes to a device as it lies in the file: bytes of the file."""
+        return range(info.offset_bytes, info.offset_bytes + info.size_bytes)
 
     def passed(self, names: list[str], layer: int | None) -> None:
         """Weights that need not be read count as done: those of the roles, of their experts and of their parts."""
@@ -188,6 +201,7 @@ SIDE_BY_SIDE = {
 SIDE_BY_SIDE_OF_EXPERTS = {"experts_gate": ("gate_up", 0), "experts_up": ("gate_up", 1), "experts_down": ("down", 0)}
 
 
+@cache
 def side_by_side(role: str) -> tuple[object, tuple[int, int]]:
     """What of a layer lies under one another on a device: the group that a role is in, and its place there."""
     name, _, suffix = role.partition(PART)
@@ -209,8 +223,8 @@ def _is_moved(info: TensorInfo) -> bool:
     return bool(info.offset_bytes % PLAIN_DTYPES.get(info.dtype, torch.uint8).itemsize)
 
 
-def _map(file: str) -> tuple[mmap.mmap, Tensor, int]:
-    """The file as a read-only map, as one uint8 tensor over it, and open for those who read it beside its map."""
+def _map(file: str) -> tuple[mmap.mmap, Tensor, int, int]:
+    """The file as a read-only map, as one uint8 tensor over it, that one's address, and open for those who read it."""
     descriptor = -1
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -220,7 +234,8 @@ def _map(file: str) -> tuple[mmap.mmap, Tensor, int]:
         raise ConfigError(f"{file} cannot be read: {error}.", "Check the path and its owner.") from error
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to weights
-        return mapped, torch.frombuffer(mapped, dtype=torch.uint8), descriptor
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    return mapped, whole, whole.data_ptr(), descriptor
 
 
 def _close(descriptors: list[int]) -> None:

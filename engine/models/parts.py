@@ -173,10 +173,20 @@ class Parts:
 
     def expert_stacks(self, layer: LayerSpec) -> tuple[ExpertStack, ExpertStack]:
         """Each expert's gate above its up, and the downs."""
-        count = layer.mlp.num_experts
-        ups = zip(self._each("experts_gate", layer), self._each("experts_up", layer), strict=True)
-        gate_up = ExpertStack(self._one_stack([part for pair in ups for part in pair]), count)
-        return gate_up, ExpertStack(self._one_stack(self._each("experts_down", layer)), count)
+        i, count = layer.index, layer.mlp.num_experts
+        gate_up = self._together([f"experts_{role}.{n}" for n in range(count) for role in ("gate", "up")], i)
+        down = self._together([f"experts_down.{n}" for n in range(count)], i)
+        if gate_up is None:
+            ups = zip(self._each("experts_gate", layer), self._each("experts_up", layer), strict=True)
+            gate_up = self._one_stack([part for pair in ups for part in pair])
+        if down is None:
+            down = self._one_stack(self._each("experts_down", layer))
+        return ExpertStack(gate_up, count), ExpertStack(down, count)
+
+    def _together(self, roles: list[str], layer: int) -> Weight | None:
+        """Experts' matrices that came to the device as one, which is asked for at once."""
+        found = self.checkpoint.together(roles, layer)
+        return None if found is None else narrowed(found, self.device, self.dtype)
 
     def _one_stack(self, parts: list[Weight]) -> Weight:
         """All experts in one matrix; decoded where their codes differ in groups, order or outliers."""

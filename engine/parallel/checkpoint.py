@@ -49,7 +49,7 @@ class ShardedCheckpoint(MappedCheckpoint):
             return stack_rows([_rows(whole, run) for run in self._runs(role, layer)])
         return whole
 
-    def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> Tensor | None:
+    def _asked_of(self, role: str, layer: int | None, info: TensorInfo) -> range | None:
         whole = super()._asked_of(role, layer, info)
         if layer is None or whole is None:
             return whole
@@ -58,7 +58,8 @@ class ShardedCheckpoint(MappedCheckpoint):
         if role not in _BY_ROWS:
             return whole
         runs = self._runs(role, layer)
-        return whole.view(info.shape[0], -1)[runs[0].start : runs[0].stop] if len(runs) == 1 else None
+        row_bytes = info.size_bytes // info.shape[0]
+        return whole[runs[0].start * row_bytes : runs[0].stop * row_bytes] if len(runs) == 1 else None
 
     def _runs(self, role: str, layer: int) -> list[range]:
         """The rows or columns of the whole matrix that are this rank's, in order."""

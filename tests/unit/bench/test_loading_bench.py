@@ -33,6 +33,6 @@ def test_figures_become_a_table(capsys, tmp_path):
     assert not list(tmp_path.iterdir()), "what was written is removed"
     there = {**lines[1], "gb_s": 40.1, "link_gb_s": 55.0, "share": 0.729}
     first = {"fig": "first token", "bytes": 16e9, "wrote_s": 9.0, "imported_s": 4.0, "read_s": 0.4, "ready_s": 5.0}
-    text = page([[lines[0], there, {**first, "first_token_s": 5.72}]])
+    text = page([[lines[0], there, {**first, "first_token_s": 5.72, "read_share": 0.729}]])
     assert "40.1 GB/s | 73% of the link's 55 GB/s |" in text
-    assert "| start to first token | 16.0 GB | 5.7 s | imports 4.0 s, weights 0.4 s |" in text
+    assert "| start to first token | 16.0 GB | 5.7 s | imports 4.0 s, weights 0.40 s, 73% of the link's rate |" in text

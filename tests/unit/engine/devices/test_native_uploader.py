@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_many_tensors_arrive_in_any_order_of_asking_and_memory_is_given_back(
 ) -> None:
     sources = [numbers(1 + 37_001 * i, seed=i) for i in range(60)] + [numbers(3 * BUFFER_BYTES + 1), numbers(0)]
     targets = [torch.zeros_like(source) for source in sources]
-    sendings = sender.start((([Stored(s)], t) for s, t in zip(sources, targets, strict=True)), piece=1 << 20)
+    sendings = sender.start((([Stored.of(s)], t) for s, t in zip(sources, targets, strict=True)), piece=1 << 20)
     for sending in reversed(sendings):
         sender.finish(sending)
     assert all(torch.equal(source, target) for source, target in zip(sources, targets, strict=True))
@@ -124,7 +125,7 @@ def test_what_the_driver_refuses_is_told_to_who_waits_and_to_nobody_else(
     driver.fails_on = {1000}
     good = numbers(999)
     bad, unasked, fine = sender.start(
-        [([Stored(s)], torch.zeros_like(s)) for s in (numbers(1000), numbers(1000, seed=1), good)]
+        [([Stored.of(s)], torch.zeros_like(s)) for s in (numbers(1000), numbers(1000, seed=1), good)]
     )
     with pytest.raises(WorkerError, match="700"):
         sender.finish(bad)
@@ -135,7 +136,7 @@ def test_what_the_driver_refuses_is_told_to_who_waits_and_to_nobody_else(
 
 def test_tensors_are_read_ahead_through_it(sender: NativeUploader) -> None:
     coming = [torch.randint(0, 99, (size,), dtype=torch.int16) for size in (5, 3 << 20, 70, 9 << 20, 1)]
-    ahead = ReadAhead([[Stored(tensor.view(torch.uint8))] for tensor in coming], sender, limit_bytes=24 << 20)
+    ahead = ReadAhead([[Stored.of(tensor)] for tensor in coming], sender, limit_bytes=24 << 20)
     ahead.fill()
     for tensor in coming[:-1]:
         found = ahead.take(tensor)
@@ -153,9 +154,9 @@ def test_those_of_a_group_arrive_side_by_side_from_memory_and_from_files(
     path.write_bytes(b"".join(part.numpy().tobytes() for part in parts))
     offsets = [sum(len(part) for part in parts[:i]) for i in range(len(parts))]
     with path.open("rb") as file:
-        unread = torch.zeros(200_000, dtype=torch.uint8)  # what lies in the file is taken from there
+        unread = torch.zeros(300_000, dtype=torch.uint8)  # what lies in the file is taken from there
         stored = [
-            Stored(unread[: len(part)], file.fileno(), offset) if i % 2 else Stored(part)
+            Stored(unread, offset, len(part), unread.data_ptr() + offset, file.fileno()) if i % 2 else Stored.of(part)
             for i, (part, offset) in enumerate(zip(parts, offsets, strict=True))
         ]
         target = torch.zeros(offsets[-1] + len(parts[-1]), dtype=torch.uint8)
@@ -168,15 +169,17 @@ def test_a_file_that_became_shorter_or_cannot_be_read_is_told(sender: NativeUplo
     path = tmp_path / "weights"
     path.write_bytes(bytes(5000))
     source, target = numbers(6000), torch.zeros(6000, dtype=torch.uint8)
+
+    def stored(count: int, file: IO[bytes]) -> list[Stored]:
+        return [Stored(source, 0, count, source.data_ptr(), file.fileno())]
+
     with path.open("rb") as file:
-        short, good = sender.start(
-            [([Stored(source, file.fileno(), 0)], target), ([Stored(source[:5000], file.fileno(), 0)], target[:5000])]
-        )
+        short, good = sender.start([(stored(6000, file), target), (stored(5000, file), target[:5000])])
         with pytest.raises(WorkerError, match=r"6,000 bytes of weights .* No data"):
             sender.finish(short)
         sender.finish(good)
     with path.open("ab") as file:
-        (sending,) = sender.start([([Stored(source, file.fileno(), 0)], target)])
+        (sending,) = sender.start([(stored(6000, file), target)])
         with pytest.raises(WorkerError, match="Bad file descriptor"):
             sender.finish(sending)
 

@@ -26,7 +26,7 @@ def tensors(*sizes: int) -> list[torch.Tensor]:
 
 def alone(found: list[torch.Tensor]) -> list[list[Stored]]:
     """Each a group of its own."""
-    return [[Stored(tensor.view(torch.uint8))] for tensor in found]
+    return [[Stored.of(tensor)] for tensor in found]
 
 
 class Counted:
@@ -70,6 +70,22 @@ def test_those_of_a_group_lie_side_by_side_there(sender: Uploader) -> None:
     assert torch.equal(whole, torch.cat([found[2], found[0], found[1]]))
     assert stacked(found).data_ptr() != found[0].data_ptr(), "they lie in another order"
     assert torch.equal(stacked(found), torch.cat(found))
+    ahead.close()
+
+
+def test_a_group_is_taken_at_once_if_all_of_it_is_there_in_that_order(sender: Uploader) -> None:
+    parts = tensors(256, MIB, 128)
+    stored = [Stored.of(tensor) for tensor in parts]
+    keys = [one.key for one in stored]
+    ahead = ReadAhead([stored, [Stored.of(tensor) for tensor in tensors(9)]], sender, limit_bytes=40 * MIB)
+    ahead.fill()
+    assert ahead.take_group([keys[1], keys[0], keys[2]]) is None, "another order"
+    assert ahead.take_group(keys[:2]) is None, "a part of it"
+    assert ahead.take_group([*keys, (1, 1)]) is None, "more than it"
+    found = ahead.take_group(keys)
+    assert found is not None
+    assert torch.equal(found, torch.cat(parts).view(torch.uint8))
+    assert ahead.take_group(keys) is None, "it is gone"
     ahead.close()
 
 

@@ -39,17 +39,15 @@ def test_pieces_fit_a_buffer_and_give_every_thread_one_where_there_is_enough(cou
 @pytest.mark.parametrize("sizes", [[10], [10, 20, 30], [100, 1, 250, 0, 7], [64, 64], [0]])
 @pytest.mark.parametrize("together", [1, 2, 9])
 def test_jobs_cover_every_byte_once_and_fill_their_buffers(sizes: list[int], together: int) -> None:
-    sources = [Stored(numbers(size, seed=size)) for size in sizes]
+    sources = [Stored.of(numbers(size, seed=size)) for size in sizes]
     groups = [sources[start : start + together] for start in range(0, len(sources), together)]
-    sendings = [
-        Sending(group, torch.zeros(sum(len(one.bytes) for one in group), dtype=torch.uint8)) for group in groups
-    ]
+    sendings = [Sending(group, torch.zeros(sum(one.num_bytes for one in group), dtype=torch.uint8)) for group in groups]
     jobs = list(jobs_of(sendings, 64))
     assert [sum(len(source) for _, source, _ in job) for job in jobs[:-1]] == [64] * (len(jobs) - 1)
     for _, source, target in (piece for job in jobs for piece in job):
         target += source  # on zeros: one that is covered twice is wrong
     for group, sending in zip(groups, sendings, strict=True):
-        assert torch.equal(torch.cat([one.bytes for one in group]), sending.target)
+        assert torch.equal(torch.cat([one.whole for one in group]), sending.target)
 
 
 @pytest.mark.parametrize("count", [1, 5 << 20, 2 * BUFFER_BYTES + 12_346])
@@ -64,7 +62,7 @@ def test_many_tensors_arrive_in_any_order_of_asking() -> None:
     sender = uploader()
     sources = [numbers(1 + 37_001 * i, seed=i) for i in range(60)] + [numbers(3 * BUFFER_BYTES + 1), numbers(0)]
     targets = [torch.zeros_like(source) for source in sources]
-    sendings = sender.start(([Stored(source)], target) for source, target in zip(sources, targets, strict=True))
+    sendings = sender.start(([Stored.of(source)], target) for source, target in zip(sources, targets, strict=True))
     for sending in reversed(sendings):
         sender.finish(sending)
     assert all(torch.equal(source, target) for source, target in zip(sources, targets, strict=True))
@@ -73,8 +71,8 @@ def test_many_tensors_arrive_in_any_order_of_asking() -> None:
 def test_what_a_thread_meets_is_told_to_who_waits_and_to_nobody_else() -> None:
     sender = uploader(threads=1)
     good, small = numbers(1000), torch.zeros(10, dtype=torch.uint8)
-    (bad,) = sender.start([([Stored(numbers(1000))], small)])
-    (fine,) = sender.start([([Stored(good)], torch.zeros_like(good))])
+    (bad,) = sender.start([([Stored.of(numbers(1000))], small)])
+    (fine,) = sender.start([([Stored.of(good)], torch.zeros_like(good))])
     with pytest.raises(RuntimeError, match="size"):
         sender.finish(bad)
     sender.finish(fine)
@@ -86,7 +84,7 @@ def test_threads_end_after_what_is_queued() -> None:
     sender = uploader(threads=4)
     assert threading.active_count() == before + 4
     sources = [numbers(10_000, seed=i) for i in range(20)]
-    sendings = sender.start([([Stored(source)], torch.zeros_like(source)) for source in sources])
+    sendings = sender.start([([Stored.of(source)], torch.zeros_like(source)) for source in sources])
     sender.close()
     for source, sending in zip(sources, sendings, strict=True):
         sender.finish(sending)

@@ -30,10 +30,16 @@ def taken(monkeypatch: pytest.MonkeyPatch, sender: Uploader) -> list[bool]:
     """A True for each tensor that was found on its way, a False for each that was sent for nobody."""
     seen: list[bool] = []
     take, close = upload_module.ReadAhead.take, upload_module.ReadAhead.close
+    take_group = upload_module.ReadAhead.take_group
 
     def counted(self: upload_module.ReadAhead, tensor: torch.Tensor) -> torch.Tensor | None:
         found = take(self, tensor)
         seen.extend([True] * (found is not None))
+        return found
+
+    def counted_group(self: upload_module.ReadAhead, keys: list[tuple[int, int]]) -> torch.Tensor | None:
+        found = take_group(self, keys)
+        seen.extend([True] * len(keys) * (found is not None))
         return found
 
     def closed(self: upload_module.ReadAhead) -> None:
@@ -43,6 +49,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, sender: Uploader) -> list[bool]:
     monkeypatch.setattr(upload_module, "STAGED_KINDS", ("cpu",))
     monkeypatch.setattr(upload_module, "_uploader", lambda device: sender)
     monkeypatch.setattr(upload_module.ReadAhead, "take", counted)
+    monkeypatch.setattr(upload_module.ReadAhead, "take_group", counted_group)
     monkeypatch.setattr(upload_module.ReadAhead, "close", closed)
     return seen
 
@@ -95,9 +102,20 @@ def test_what_a_model_stacks_lies_there_already(
     monkeypatch.setattr(upload_module, "STAGED_KINDS", ("cpu",))
     monkeypatch.setattr(upload_module, "_uploader", lambda device: sender)
     monkeypatch.setattr("engine.layers.weight.stack_bytes", as_on_a_device)
+    groups: list[bool] = []
+    take_group = upload_module.ReadAhead.take_group
+
+    def seen(self: upload_module.ReadAhead, keys: list[tuple[int, int]]) -> torch.Tensor | None:
+        found = take_group(self, keys)
+        groups.append(found is not None)
+        return found
+
+    monkeypatch.setattr(upload_module.ReadAhead, "take_group", seen)
     model = load(tmp_path)
     assert all(stayed)
-    assert len(stayed) >= 4
+    assert all(groups)
+    assert bool(groups) == (name == "qwen3_moe"), "experts are asked for by the stack"
+    assert len(stayed) >= 2
     for mine, theirs in zip(*(harness(one).run(PROMPTS, 4) for one in (model, truth)), strict=True):
         assert torch.equal(mine, theirs)
 
