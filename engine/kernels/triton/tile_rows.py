@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.chained import ask_for, chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.coded import CodedWeight
 from engine.kernels.triton.decode import CODE_NUMBERS, SCALE_NUMBERS, _high_half, _low_half, _scale
 from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, speaks_ptx
@@ -24,6 +25,7 @@ MAX_ROWS = 64
 DEEP = 8192
 MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
+AHEAD_LINES = tl.constexpr(2)  # of 128 bytes of each row, asked for before the activations are there
 SMALL_FP4 = tl.constexpr(2.0**126)
 # By how scales are stored: what they are multiplied by to give bfloat16 numbers, and what is left of 2^126.
 LIFTS = {"e4m3": (2.0**118, 2.0**8), "e8m0": (2.0**126, 1.0)}
@@ -121,9 +123,8 @@ def _tile_rows_kernel(
     x, codes, scales, zeros, row_scales, bias, out, parts, locks, rows, columns, depth, groups, per_split,
     CODE: tl.constexpr, APART: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr,
     LIFT: tl.constexpr, LOWER: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
-    PTX: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
 
@@ -131,33 +132,41 @@ def _tile_rows_kernel(
     _small_fp4 leaves out; 0 where scales are too large for it.
     MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
     """
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
     PACKED: tl.constexpr = 2 if CODE >= 2 else 1
-    in_m = m < rows
     in_n = n < columns
     safe_n = tl.minimum(n, columns - 1).to(tl.int64)
     lanes = tl.arange(0, BLOCK_K // PACKED)
-    x_rows = x + tl.minimum(m, rows - 1).to(tl.int64)[None, :] * depth
-    w_rows = codes + (safe_n * (depth // PACKED))[:, None]
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    first = split * per_split
+    row_bytes = depth // PACKED
+    if PACKED == 2:
+        row_bytes = tl.multiple_of(row_bytes, 16)  # else the compiler loads half as much at once
+    w_rows = codes + (safe_n * row_bytes)[:, None]
+    first = tl.multiple_of(split * per_split, BLOCK_K)
     end = tl.minimum(first + per_split, depth)
     NOTHING: tl.constexpr = 8.0 if CODE == 2 else 0.0
     RUN: tl.constexpr = APART if PACKED == 2 else GROUP
     RUNS: tl.constexpr = 1 if LATE or GROUP == 0 else BLOCK_K // PACKED // RUN
     EACH: tl.constexpr = 2 if PACKED == 2 and GROUP == APART else 1  # groups of a block of half bytes
-    FOUR: tl.constexpr = CODE == 3 and PTX and x.dtype.element_ty == tl.bfloat16
     if LATE:
         next_scale, next_zero = _of_group(scales, zeros, safe_n * groups + first // GROUP, in_n, SCALE, ZEROS, NOTHING)
     elif RUNS > 1:
         next_scale, next_zero, next_second, next_second_zero = _of_runs(
             scales, zeros, safe_n, groups, first, end, SCALE, ZEROS, GROUP, RUN, RUNS, PACKED, EACH
         )
+    if CHAINED:
+        ask_for(w_rows + tl.minimum(first // PACKED + tl.arange(0, AHEAD_LINES) * 128, row_bytes - 1)[None, :])
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    FOUR: tl.constexpr = CODE == 3 and PTX and x.dtype.element_ty == tl.bfloat16
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_m = m < rows
+    x_rows = x + tl.minimum(m, rows - 1).to(tl.int64)[None, :] * depth
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(first, end, BLOCK_K):
         place = start // PACKED + lanes
-        in_k = place < depth // PACKED
+        in_k = place < row_bytes
         if EVEN:
             stored = tl.load(w_rows + place[None, :])
         else:
@@ -283,8 +292,8 @@ def tile_rows(
         parts, locks_of(device), rows, columns, depth, groups, per_split,
         CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], group, late, lift, lower,
         2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
-        converts_fp8(device), magic, speaks_ptx(device), splits, depth % block_k == 0,
-        block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages,
+        converts_fp8(device), magic, speaks_ptx(device), chains(device), splits, depth % block_k == 0,
+        block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages, **launch(device),
     )  # fmt: skip
     return out
 

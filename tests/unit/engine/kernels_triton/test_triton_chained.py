@@ -14,6 +14,7 @@ FOLDER = Path(engine.kernels.__file__).parent / "triton"
 # the cache lies, of which nothing may be read.
 BEFORE = {
     "weight", "bias", "codes", "scales", "zeros", "row_scales", "columns", "depth", "width", "nothing",
+    "groups", "per_split",
     "positions", "pages", "offsets", "cos_sin", "query_starts", "context_lens", "block_tables", "num_heads", "splits",
     "view", "page_stride", "plane_stride", "head_stride", "table_stride",
 }  # fmt: skip
