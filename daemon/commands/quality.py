@@ -18,7 +18,11 @@ from engine.spec.place import is_there, place_of
 app = typer.Typer(rich_markup_mode=None)
 
 FormArgument = Annotated[
-    str, typer.Argument(help="stored, fp8, int8, int8-mixed, int4, fp4, or the path of another checkpoint of it.")
+    str,
+    typer.Argument(
+        help="stored, fp8, int8, int8-mixed, int4, fp4, or the path of another checkpoint of it; +kv-fp8 or +kv-int8 "
+        "behind it, and -dynamic or -calibrated if it matters, is what the KV cache is kept in."
+    ),
 ]
 
 

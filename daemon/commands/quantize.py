@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
+from engine.spec.kv_scales import KvKind
 from engine.spec.precision import WeightPrecision
 
 app = typer.Typer(rich_markup_mode=None)
@@ -17,7 +18,12 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command()
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL|PATH", help="An imported model, or a file or folder.")],
-    to: Annotated[WeightPrecision, typer.Option("--to", help="fp8, int8, int8-mixed or int4.")],
+    to: Annotated[
+        WeightPrecision, typer.Option("--to", help="fp8, int8, int8-mixed or int4; stored: --kv alone.")
+    ] = WeightPrecision.STORED,
+    kv: Annotated[
+        KvKind | None, typer.Option("--kv", help="fp8 or int8: learn multipliers of such a KV cache too.")
+    ] = None,
     calibrate: Annotated[
         str, typer.Option(metavar="FILE", help="A text to learn from; none: learn nothing; else a built-in one.")
     ] = "",
@@ -39,13 +45,16 @@ def quantize(
 
     path = path_of(model, settings_from(config, state_dir, run_dir))
     name = path.stem if path.is_file() else path.name
-    folder = (out or Path(f"{name}-{to}")).absolute()
+    made = "-".join(([str(to)] if to is not WeightPrecision.STORED else []) + ([f"kv-{kv}"] if kv else []))
+    folder = (out or Path(f"{name}-{made or to}")).absolute()
     words = [str(path), "--to", str(to), "--out", str(folder), "--device", device]
     words += ["--calibrate", calibrate] if calibrate else []
     words += ["--group", str(group)] if group is not None else []
+    words += ["--kv", str(kv)] if kv is not None else []
     written = run_module("engine.quantize", words + (["--restart"] if restart else []))["written"]
     if as_json:
         print(json.dumps(written, indent=2))
         return
     print(f"{written['path']}: {written['source_dtype']}, {human_bytes(written['weight_bytes'])}")
-    print(f"import it: `bayard models import {written['path']}`; its price: `bayard quality {model} stored {folder}`")
+    form = f"{folder}+kv-{kv}" if kv is not None else folder
+    print(f"import it: `bayard models import {written['path']}`; its price: `bayard quality {model} stored {form}`")

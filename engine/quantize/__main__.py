@@ -23,12 +23,13 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.quantize", description=__doc__)
     add = parser.add_argument
     add("model", type=Path)
-    add("--to", required=True, choices=tuple(FORMATS))
+    add("--to", default=str(WeightPrecision.STORED), choices=(*FORMATS, WeightPrecision.STORED))
     add("--out", required=True, type=Path)
     add("--calibrate", default="", help=f"a text file to learn from; {NOTHING}: nothing is learnt; else a built-in one")
     add("--device", default="cpu")
     add("--restart", action="store_true")
     add("--group", type=int, help="of fp8 and int4: neighbours with one multiplier; 0: a row; else what is usual")
+    add("--kv", default="", help="fp8 or int8: learn multipliers for such a KV cache too, or alone without --to")
     arguments = parser.parse_args(words)
 
     def report(stage: str, done: int, total: int) -> None:
@@ -44,6 +45,7 @@ def main(words: list[str]) -> int:
             arguments.device,
             arguments.restart,
             arguments.group,
+            arguments.kv,
         )
         written = quantize(job, report)
     except BayardError as error:

@@ -17,6 +17,7 @@ from engine.devices import open_device
 from engine.errors import Conflict, InvalidParameter
 from engine.quant.encode import DEFAULT_GROUPS
 from engine.quantize.folder import check_folder, write_beside
+from engine.quantize.kv_form import refuse_unlearnable, stored_kv_scales
 from engine.quantize.layer_rounding import LayerRounding
 from engine.quantize.learning import LayerInputs, learn
 from engine.quantize.source import Source
@@ -44,6 +45,7 @@ class QuantizeJob:
     device: str = "cpu"
     restart: bool = False  # throw away what an interrupted run has left
     group: int | None = None  # of fp8 and int4: neighbours with one multiplier; 0: a row; None: what is usual
+    kv: str = ""  # "fp8" or "int8": multipliers for such a cache are learnt too; "": they are not
 
 
 def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
@@ -52,21 +54,31 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     Blocks: for as long as reading, learning and writing take; holds about two layers
     Raises: Conflict when job.out is there, or what was begun is of another job; UnsupportedFormat
     """
-    if job.precision not in FORMATS:
+    keeps = job.precision is WeightPrecision.STORED
+    if job.precision not in FORMATS and not (keeps and job.kv):
         known = ", ".join(FORMATS)
-        raise InvalidParameter(f"--to is {job.precision}.", f"Use one of {known}.", param="to")
+        told = f"Use one of {known}, or --kv to learn a cache's multipliers alone."
+        raise InvalidParameter(f"--to is {job.precision}.", told, param="to")
     spec = read_spec(job.model_path)
+    if job.kv:
+        refuse_unlearnable(spec, job.kv, job.text)
     opened = open_device(job.device)
     device = opened.torch_device
-    source = Source(spec, lambda done, total: report("reading", done, total), device)
+    source = Source(spec, lambda done, total: report("reading", done, total), device, keeps_matrices=keeps)
     partial = _begin(job, spec)
     writer = _Writer(partial, len(spec.layers) + 2)
-    rounding = LayerRounding(source, job.precision, _group(job, source))
+    rounding = LayerRounding(source, job.precision, 0 if keeps else _group(job, source))
     writer.write(0, lambda: {t.name: t.numbers for t in source.of_model(("embed",))})
     source.release()
 
+    def tensors(index: int, inputs: LayerInputs | None) -> dict[str, Tensor]:
+        made = rounding.tensors(index, source.layer(spec.layers[index]), inputs)
+        if inputs is None or inputs.kv_scales is None:
+            return made
+        return made | stored_kv_scales(source.attention_module(index), inputs.kv_scales)
+
     def write_layer(index: int, inputs: LayerInputs | None) -> None:
-        writer.write(index + 1, lambda: rounding.tensors(index, source.layer(spec.layers[index]), inputs))
+        writer.write(index + 1, lambda: tensors(index, inputs))
         source.release()
         report("quantising", index + 1, len(spec.layers))
 
@@ -82,6 +94,7 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
                 write_layer,
                 lambda done, total: report("learning", done, total),
                 opened.capabilities.names(),
+                kv=job.kv,
             )
     else:
         for layer in spec.layers:
@@ -90,7 +103,7 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     writer.write(len(spec.layers) + 1, lambda: {t.name: t.numbers for t in source.of_model(last)})
     source.release()
     writer.write_index()
-    write_beside(spec, partial, quantisation_config(job.precision, rounding.group, source.kept_modules()))
+    write_beside(spec, partial, quantisation_config(job.precision, rounding.group, source.kept_modules(), job.kv))
     check_folder(spec, partial)
     (partial / STATE_FILE).unlink()
     partial.rename(job.out)
@@ -134,6 +147,7 @@ def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:
         "to": str(job.precision),
         "text": hashlib.sha256(job.text.encode()).hexdigest(),
         "group": job.group,
+        "kv": job.kv,
     }
     state = partial / STATE_FILE
     if partial.exists() and job.restart:

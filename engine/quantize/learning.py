@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.models.checkpoint import Progress
 from engine.models.rounding import OutlierSet, input_of
 from engine.quantize.int4_search import InputSample, sample_of
+from engine.quantize.kv_form import best_scales
 from engine.quantize.outliers import outlying
 from engine.quantize.text_pass import batch_of, streamed_model, windows_of
 from engine.spec.model_spec import ModelSpec
@@ -23,6 +24,7 @@ class LayerInputs:
 
     samples: dict[str, InputSample] = field(default_factory=dict)
     outliers: dict[str, OutlierSet] = field(default_factory=dict)
+    kv_scales: Tensor | None = None  # [2], of the layer's keys and values; None: not asked for
 
 
 def learn(
@@ -34,12 +36,21 @@ def learn(
     done: Callable[[int, LayerInputs], None],
     progress: Progress,
     capabilities: frozenset[str] = frozenset(),
+    *,
+    kv: str = "",
 ) -> None:
     """Run the text through the model, a layer held at a time; done(layer, inputs) is called in order.
 
+    kv: the cache that multipliers are learnt for too; "": none
     Blocks: for one forward and all that done does
     """
     current, found = -1, LayerInputs()
+    batch = batch_of(spec, windows_of(tokens), device, dtype)
+
+    def passed(layer: int) -> None:
+        if kv:
+            found.kv_scales = best_scales(batch.kv_views[layer], kv)
+        done(layer, found)
 
     def watch(roles: list[str], layer: int, x: Tensor) -> None:
         nonlocal current, found
@@ -47,14 +58,16 @@ def learn(
             return
         if layer != current:
             if current >= 0:
-                done(current, found)
+                passed(current)
             current, found = layer, LayerInputs()
         name = input_of(roles[0])
+        if precision is WeightPrecision.STORED:
+            return
         if precision is WeightPrecision.INT8_MIXED:
             found.outliers[name] = outlying(x)
         else:
             found.samples[name] = sample_of(x)
 
     model = streamed_model(spec, device, dtype, watch, progress, capabilities)
-    model.forward(batch_of(spec, windows_of(tokens), device, dtype))
-    done(current, found)
+    model.forward(batch)
+    passed(current)

@@ -1,7 +1,8 @@
 """The price of a precision: perplexity, token agreement and divergence of two forms of a model on one text.
 
 `python -m engine.quantize.quality MODEL --first stored --second int4` prints one JSON object. A form is a precision
-that matrices are rounded to at load, or the path of another checkpoint with the same tokens.
+that matrices are rounded to at load, or the path of another checkpoint with the same tokens; and after it, as in
+stored+kv-fp8 or FOLDER+kv-int8-dynamic, what the KV cache is kept in.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from torch import Tensor
 from engine.devices import open_device
 from engine.errors import BayardError, InvalidParameter
 from engine.models import load_model
+from engine.models.loading import KV_NAMES
 from engine.quantize.on_load import rounding_of
 from engine.quantize.text_pass import batch_of, windows_of
 from engine.quantize.texts import evaluation_text
 from engine.spec import read_spec
+from engine.spec.kv_scales import KvScales, calibrated_scales
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision
 from engine.text.loading import load_text
 
 DEFAULT_TOKENS = 2048
+KV_MARK = "+kv-"
+KV_TYPES = {kind: dtype for dtype, kind in KV_NAMES.items()}
 Report = Callable[[str, int, int], None]
 
 
@@ -40,6 +45,8 @@ class Form:
     name: str
     path: Path
     weights: str
+    kv: str = ""  # "fp8", "int8"; "": what activations are
+    kv_scales: str = KvScales.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +70,24 @@ class Quality:
 
 def form_of(name: str, model_path: Path) -> Form:
     """Raises: InvalidParameter for a name that is neither."""
-    if name in tuple(WeightPrecision):
-        return Form(name, model_path, name)
-    path = Path(name)
+    weights, _, cache = name.partition(KV_MARK)
+    kv, _, scales = cache.partition("-")
+    if cache and (kv not in KV_TYPES or scales not in ("", *KvScales)):
+        raise InvalidParameter(
+            f"{name!r} names no KV cache.",
+            f"Add {' or '.join(KV_MARK + kind for kind in KV_TYPES)}, and -dynamic or -calibrated if it matters.",
+            param="form",
+        )
+    if weights in tuple(WeightPrecision):
+        return Form(name, model_path, weights, kv, scales or KvScales.AUTO)
+    path = Path(weights)
     if not path.exists():
         raise InvalidParameter(
             f"{name!r} is no precision and no checkpoint.",
-            f"Precisions are {', '.join(WeightPrecision)}.",
+            f"Precisions are {', '.join(WeightPrecision)}; {KV_MARK}fp8 or {KV_MARK}int8 behind one names a cache.",
             param="form",
         )
-    return Form(path.name, path, WeightPrecision.STORED)
+    return Form(path.name + name[len(weights) :], path, WeightPrecision.STORED, kv, scales or KvScales.AUTO)
 
 
 def compare(
@@ -164,17 +179,21 @@ def _logits(
     dtype = device.default_dtype
     capabilities = device.capabilities.names()
     rounding, _ = rounding_of(form.weights, spec, device.torch_device, dtype, lambda done, total: None, capabilities)
+    calibrated, _ = calibrated_scales(spec, form.kv_scales, form.kv)
+    kv_dtype = KV_TYPES.get(form.kv, dtype)
     model = load_model(
         spec,
         device.torch_device,
         dtype,
         lambda done, total: None,
+        kv_dtype=kv_dtype,
         activation=activation,
         capabilities=capabilities,
         rounding=rounding,
+        calibrated_kv=calibrated,
     )
     for window in windows:
-        yield model.forward(batch_of(spec, [window], device.torch_device, dtype))[:-1]
+        yield model.forward(batch_of(spec, [window], device.torch_device, kv_dtype))[:-1]
 
 
 def main(words: list[str]) -> int:

@@ -34,12 +34,16 @@ class NamedTensor:
 class Source:
     """Owner: one quantisation. Raises: UnsupportedFormat for what cannot be quantised."""
 
-    def __init__(self, spec: ModelSpec, progress: Progress, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, progress: Progress, device: torch.device, *, keeps_matrices: bool = False
+    ) -> None:
+        """keeps_matrices: none is to be rounded, so all come as they are stored, or as float16"""
         refuse_unfit(spec)
         check_size(spec)
         self.spec = spec
         self.family: Family = family_of(spec.architecture)
         self.device = device
+        self._keeps_matrices = keeps_matrices
         self._from_gguf = spec.format is CheckpointFormat.GGUF
         self._checkpoint = MappedCheckpoint(spec, progress)
 
@@ -49,6 +53,10 @@ class Source:
     def layer(self, layer: LayerSpec) -> list[NamedTensor]:
         """Every tensor of a layer; the caller releases."""
         return list(self._tensors(layer.index, layer))
+
+    def attention_module(self, layer: int) -> str:
+        """The name that a layer's attention has in a folder."""
+        return self._name("attn_o", layer).removesuffix(".o_proj.weight")
 
     def of_model(self, roles: tuple[str, ...]) -> list[NamedTensor]:
         return [found for found in self._tensors(None, None) if found.role in roles]
@@ -74,6 +82,7 @@ class Source:
             stored = self._checkpoint.matrix(role, of)
             name = self._name(role, of)
             rounded = index is not None and is_rounded(role) and name.endswith(".weight") and len(stored.shape) == 2
+            rounded = rounded and not self._keeps_matrices
             if rounded:
                 numbers = decoded(stored, torch.float32)
             elif isinstance(stored, Tensor):

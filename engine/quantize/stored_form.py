@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.quant.coded_tensor import CodedTensor
+from engine.quantize.kv_form import kv_cache_scheme
 from engine.spec.precision import WeightPrecision
 
 GROUPED = (WeightPrecision.FP8, WeightPrecision.INT4)  # the others have a multiplier a row
@@ -58,8 +59,21 @@ def _words_along_rows(codes: Tensor) -> Tensor:
     return held.permute(0, 2, 1).reshape(-1).contiguous().view(torch.int32).view(-1, groups)
 
 
-def quantisation_config(precision: WeightPrecision, group: int, ignored: list[str]) -> dict[str, Any]:
-    """What config.json says of such a checkpoint. group: neighbours with one multiplier; 0: a row"""
+def quantisation_config(precision: WeightPrecision, group: int, ignored: list[str], kv: str = "") -> dict[str, Any]:
+    """What config.json says of such a checkpoint.
+
+    group: neighbours with one multiplier; 0: a row. kv: what a cache has multipliers for; "": there are none
+    """
+    if precision is WeightPrecision.STORED:
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "dense",
+            "quantization_status": "frozen",
+            "global_compression_ratio": None,
+            "kv_cache_scheme": kv_cache_scheme(kv),
+            "config_groups": {},
+            "ignore": [],
+        }
     of_int4 = precision is WeightPrecision.INT4
     grouped = group > 0 and precision in GROUPED
     is_float = precision is WeightPrecision.FP8
@@ -94,7 +108,7 @@ def quantisation_config(precision: WeightPrecision, group: int, ignored: list[st
         "format": FORMATS[precision],
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": kv_cache_scheme(kv) if kv else None,
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],

@@ -12,10 +12,19 @@ from engine.spec.model_spec import AttentionKind, KvScheme, ModelSpec, TensorInf
 from engine.spec.quantisation import FLOATS
 
 ROLES = ("attn_k_scale", "attn_v_scale")
-LARGEST = {"fp8": 448.0, "int8": 127.0}  # codes of a cache
 HINT = "Use kv_scales dynamic, or learn them: `bayard quantize MODEL --kv fp8 --calibrate FILE`."
 # compressed-tensors, ModelOpt, and what vLLM calls them.
 _NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.|v_proj\.|qkv_proj\.)?([kv])_scale")
+
+
+class KvKind(StrEnum):
+    """Caches of bytes."""
+
+    FP8 = "fp8"
+    INT8 = "int8"
+
+
+LARGEST: dict[str, float] = {KvKind.FP8: 448.0, KvKind.INT8: 127.0}  # codes
 
 
 class KvScales(StrEnum):

@@ -9,6 +9,8 @@ import pytest
 
 from daemon.cli import run
 from daemon.settings import Settings
+from engine.errors import InvalidParameter
+from engine.quantize.quality import form_of
 from engine.spec import read_spec
 from tests.fakes.quantised_checkpoints import llama
 
@@ -59,6 +61,38 @@ def test_quantize_without_a_tokenizer_to_learn_with_says_so(
     assert "tokenizer.json" in capsys.readouterr().err
 
 
+def test_quantize_learns_a_cache_alone_and_names_the_price(
+    settings: Settings, smollm_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def run_module(module: str, words: list[str]) -> dict[str, object]:
+        asked[:] = words
+        return {"written": {"path": words[words.index("--out") + 1], "source_dtype": "F16", "weight_bytes": 1}}
+
+    monkeypatch.setattr("daemon.commands.engine_process.run_module", run_module)
+    state = ("--state-dir", str(settings.state_dir))
+    assert run(["quantize", str(smollm_path), "--kv", "int8", "--calibrate", "file", *state]) == 0
+    folder = Path(f"{smollm_path.stem}-kv-int8").absolute()
+    assert asked == [
+        *(str(smollm_path.absolute()), "--to", "stored", "--out", str(folder), "--device", "cpu"),
+        *("--calibrate", "file", "--kv", "int8"),
+    ]
+    assert f"`bayard quality {smollm_path} stored {folder}+kv-int8`" in capsys.readouterr().out
+
+
+def test_quality_compares_what_a_cache_is_kept_in(
+    settings: Settings, smollm_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ("--state-dir", str(settings.state_dir))
+    assert (
+        run(["quality", str(smollm_path), "stored", "stored+kv-int8-dynamic", "--tokens", "64", "--json", *state]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["second"] == "stored+kv-int8-dynamic"
+    assert 0 < found["mean_kl"] < 0.01
+
+
 def test_quality_of_an_imported_model_is_kept_and_shown_by_plans(
     settings: Settings, smollm_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,3 +133,10 @@ def test_quality_of_an_unknown_form_names_the_known(
     told = capsys.readouterr().err
     assert "int3" in told
     assert "int8-mixed" in told
+
+
+@pytest.mark.parametrize("form", ["stored+kv-int4", "stored+kv-fp8-static"])
+def test_caches_that_are_none_are_refused_naming_the_known(form: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="names no KV cache") as refused:
+        form_of(form, tmp_path)
+    assert "+kv-int8" in str(refused.value.hint)

@@ -16,10 +16,13 @@ from engine.quantize import job as job_module
 from engine.quantize.compensation import compensated_to
 from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
 from engine.quantize.job import PARTIAL, QuantizeJob, quantize
+from engine.quantize.kv_form import best_scales
 from engine.quantize.quality import compare
 from engine.quantize.text_pass import batch_of, windows_of
 from engine.quantize.texts import calibration_text, evaluation_text
 from engine.spec import read_spec
+from engine.spec.kv_scales import LARGEST as LARGEST_CODE
+from engine.spec.model_spec import KvScheme
 from engine.spec.precision import WeightPrecision
 from tests.fakes.quantised_checkpoints import llama
 
@@ -177,3 +180,70 @@ def test_texts_are_two_and_of_some_length() -> None:
     texts = calibration_text(), evaluation_text()
     assert all(len(text.split()) > 900 for text in texts)
     assert not set(texts[0].splitlines()) & set(texts[1].splitlines()) - {""}
+
+
+@pytest.mark.parametrize("kv", ["fp8", "int8"])
+@pytest.mark.parametrize("precision", [WeightPrecision.STORED, WeightPrecision.FP8])
+def test_multipliers_of_a_cache_are_written_read_back_and_used(
+    precision: WeightPrecision, kv: str, tmp_path: Path
+) -> None:
+    plain, out = llama(tmp_path / "plain"), tmp_path / "out"
+    written = quantize(QuantizeJob(plain, precision, out, "text", kv=kv), lambda stage, done, total: None)
+    assert written.kv_scheme == KvScheme(kv)
+    assert (written.quantisation is None) == (precision is WeightPrecision.STORED)
+    stored = {name: tensor for file in out.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    batch = batch_of(written, windows_of(TOKENS), torch.device("cpu"), torch.float32)
+    load_model(read_spec(plain), "cpu", torch.float32, lambda done, total: None).forward(batch)
+    largest = LARGEST_CODE[kv]
+    for layer, view in enumerate(batch.kv_views):
+        for plane, half in enumerate("kv"):
+            scale = stored[f"model.layers.{layer}.self_attn.{half}_scale"]
+            assert scale.shape == (1,)
+            share = float(scale * largest / view[:, plane].abs().max())
+            assert 0.39 < share < 1.01 if kv == "int8" else 0.99 < share < 1.95
+    if precision is WeightPrecision.STORED:
+        original = load_file(plain / "model.safetensors")
+        assert all(torch.equal(stored[name], tensor) for name, tensor in original.items())
+    built = [loaded_with_cache(out, kv, calibrated) for calibrated in (True, False)]
+    wanted = logits_of(out)
+    errors = [float((found - wanted).norm() / wanted.norm()) for found in built]
+    assert 0 < errors[1] < errors[0] < 0.12, errors
+
+
+def loaded_with_cache(path: Path, kv: str, calibrated: bool) -> torch.Tensor:
+    spec, dtype = read_spec(path), {"fp8": torch.uint8, "int8": torch.int8}[kv]
+    model = load_model(spec, "cpu", torch.float32, lambda done, total: None, kv_dtype=dtype, calibrated_kv=calibrated)
+    return model.forward(batch_of(spec, windows_of(TOKENS), torch.device("cpu"), dtype))
+
+
+def test_scales_that_cut_the_largest_few_are_those_of_the_least_error() -> None:
+    """Of whole numbers; and E4M3 puts a layer's commonest large number on one of its steps."""
+    numbers = torch.randn(400, 2, 2, 16, 16, generator=torch.Generator().manual_seed(1))
+    numbers[0, 0, 0, 0, 0] = 9.0
+    found = best_scales(numbers, "int8") * 127
+    assert 3.5 < float(found[0]) < 6.0
+    assert abs(float(found[1]) - float(numbers[:, 1].abs().max())) < 1.5
+    numbers[:, 1] = 1.0
+    numbers[0, 1, 0, 0, 0] = 1.0625 * 448 / 416
+    scale = best_scales(numbers, "fp8")[1]
+    codes = (torch.tensor(1.0) / scale).to(torch.float8_e4m3fn).to(torch.float32)
+    assert abs(float(codes * scale) - 1.0) < 0.01
+    assert best_scales(torch.zeros(1, 2, 2, 4, 4), "fp8").gt(0).all()
+    with pytest.raises(UnsupportedFormat, match="no finite number"):
+        best_scales(torch.full((1, 2, 1, 4, 4), torch.inf), "int8")
+
+
+@pytest.mark.parametrize(
+    ("precision", "text", "kv", "message"),
+    [
+        (WeightPrecision.STORED, "text", "", "--to is stored"),
+        (WeightPrecision.STORED, "", "fp8", "--calibrate is none"),
+        (WeightPrecision.INT8, "text", "fp4", "--kv is 'fp4'"),
+    ],
+)
+def test_caches_that_cannot_be_learnt_are_refused(
+    precision: WeightPrecision, text: str, kv: str, message: str, tmp_path: Path
+) -> None:
+    plain = llama(tmp_path / "plain")
+    with pytest.raises(InvalidParameter, match=message):
+        quantize(QuantizeJob(plain, precision, tmp_path / "out", text, kv=kv), lambda stage, done, total: None)

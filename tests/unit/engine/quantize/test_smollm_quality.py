@@ -21,3 +21,16 @@ def test_rounding_costs_no_more_than_its_bound(form: str, smollm_path: Path) -> 
     assert 2 < found.first_perplexity < 100
     assert found.perplexity_change < perplexity, found
     assert found.mean_kl < divergence, found
+
+
+# What a cache of bytes with multipliers of its own costs; calibrated ones are in bench.quality.
+CACHES = {"stored+kv-int8": (0.005, 0.002), "stored+kv-fp8": (0.01, 0.012)}
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_a_cache_of_bytes_costs_no_more_than_its_bound(form: str, smollm_path: Path) -> None:
+    found = compare(smollm_path, ("stored", form), evaluation_text(), "built in", tokens=TOKENS)
+    perplexity, divergence = CACHES[form]
+    assert found.second == form
+    assert abs(found.perplexity_change) < perplexity, found
+    assert 1e-5 < found.mean_kl < divergence, found
