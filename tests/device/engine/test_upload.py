@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
-from engine.devices.upload import upload
-from engine.devices.uploader import BUFFER_BYTES
+from engine.devices.upload import prepare, reading_ahead, upload, upload_group
+from engine.devices.uploader import BUFFER_BYTES, Stored
 
 pytestmark = [
     pytest.mark.device,
@@ -30,3 +34,27 @@ def test_what_was_queued_on_the_device_before_is_not_overtaken() -> None:
     for _ in range(5):
         torch.full((3 * BUFFER_BYTES,), 1, dtype=torch.uint8, device=device)  # its memory is the next one's
         assert bool((upload(source, device) == 7).all())
+
+
+def test_groups_of_a_file_are_read_ahead_and_lie_side_by_side(tmp_path: Path) -> None:
+    """As a load does: many small matrices asked for at once, a large one by itself, one that nobody asks for."""
+    device = torch.device("cuda", 0)
+    sizes = [256 * (1 + 37 * i) for i in range(400)] + [3 * BUFFER_BYTES + 512, 9 << 20]
+    path = tmp_path / "weights"
+    path.write_bytes(torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8).numpy().tobytes())
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        whole = torch.frombuffer(bytearray(mapped), dtype=torch.uint8)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        stored = [
+            Stored(whole, start, size, whole.data_ptr() + start, os.dup(file.fileno()) if i == 0 else file.fileno())
+            for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        ]
+        prepare(device)
+        with reading_ahead(device) as read_ahead:
+            read_ahead([stored[:400], [stored[400]], [stored[401]]])
+            many = upload_group([one.key for one in stored[:400]], device)
+            large = upload(whole[starts[400] : starts[401]], device)
+        os.close(stored[0].file)
+    assert many is not None
+    assert torch.equal(many.cpu(), whole[: starts[400]])
+    assert torch.equal(large.cpu(), whole[starts[400] : starts[401]])
