@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from pathlib import Path
 
 import pytest
@@ -46,15 +45,14 @@ def test_groups_of_a_file_are_read_ahead_and_lie_side_by_side(tmp_path: Path) ->
         whole = torch.frombuffer(bytearray(mapped), dtype=torch.uint8)
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         stored = [
-            Stored(whole, start, size, whole.data_ptr() + start, os.dup(file.fileno()) if i == 0 else file.fileno())
-            for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
+            Stored(whole, start, size, whole.data_ptr() + start, file.fileno())
+            for start, size in zip(starts, sizes, strict=True)
         ]
         prepare(device)
         with reading_ahead(device) as read_ahead:
             read_ahead([stored[:400], [stored[400]], [stored[401]]])
             many = upload_group([one.key for one in stored[:400]], device)
             large = upload(whole[starts[400] : starts[401]], device)
-        os.close(stored[0].file)
     assert many is not None
     assert torch.equal(many.cpu(), whole[: starts[400]])
     assert torch.equal(large.cpu(), whole[starts[400] : starts[401]])
