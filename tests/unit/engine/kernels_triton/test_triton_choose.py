@@ -79,10 +79,10 @@ def no_counts(width: int) -> torch.Tensor:
     return torch.zeros(0, width, dtype=torch.int32, device=DEVICE)
 
 
-@pytest.mark.parametrize("width", [40, 4096, 9001])
+@pytest.mark.parametrize("width", [40, 1024, 4501])
 def test_choices_match_the_reference(width):
     torch.manual_seed(width)
-    count = 3 * len(CASES)
+    count = 2 * len(CASES)
     logits = torch.randn(count + 2, width, device=DEVICE) * 3
     rows = torch.arange(count, dtype=torch.int32, device=DEVICE) + 1
     counts = torch.randint(0, 5, (count, width), dtype=torch.int32, device=DEVICE)
@@ -94,7 +94,7 @@ def test_choices_match_the_reference(width):
     truth, told, after = chosen(reference_sampling.draw_tokens, logits, asked, counts)
     got, kernels_told, kernels_after = chosen(choose.draw_tokens, logits, asked, counts)
     same = got == truth
-    assert same.float().mean() > 0.97, "float32 and float64 sums may part where a number falls on a border"
+    assert int((~same).sum()) <= 1, "float32 and float64 sums may part where a number falls on a border"
     assert bool((got >= 0).all() and (got < width).all())
     real = (count_rows >= 0) & same
     assert torch.equal(kernels_after[count_rows[real].long()], after[count_rows[real].long()])
@@ -148,6 +148,27 @@ def test_row_that_is_not_finite_stays_marked_and_nothing_counts_for_it():
     assert counts.sum(dim=1).tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("block", [64, choose.BLOCK])
+def test_flat_rows_are_filtered_too_and_so_are_those_of_few_columns(block, monkeypatch):
+    """More logits may lie above a threshold than lanes list: then the row is gone through."""
+    monkeypatch.setattr(choose, "BLOCK", block)
+    torch.manual_seed(block)
+    width = 2500
+    logits = torch.randn(8, width, device=DEVICE) * torch.tensor([[0.05], [3.0]] * 4, device=DEVICE)
+    logits[6:, 30:] = float("-inf")
+    rows = torch.arange(8, dtype=torch.int32, device=DEVICE)[:: 1 if block > 64 else 2]
+    wanted = torch.zeros(8, 8, device=DEVICE)
+    wanted[:, 0] = wanted[:, 5] = 1.0
+    wanted[:, 1] = torch.tensor([0.9, 0.9, 1.0, 1.0, 0.95, 0.95, 0.9, 1.0])
+    wanted[:, 3] = torch.tensor([0, 0, 2300, 2300, 2400, 600, 0, 40])
+    wanted[:, 4] = torch.rand(8, device=DEVICE)
+    asked = asking(rows, wanted[rows.long()])
+    truth = chosen(reference_sampling.draw_tokens, logits, asked, no_counts(width))[0]
+    got = chosen(choose.draw_tokens, logits, asked, no_counts(width))[0]
+    assert int((got != truth).sum()) <= 1, "sums of another order may part where a number falls on a border"
+    assert bool((logits[rows.long()].gather(1, got.long().unsqueeze(1)) > float("-inf")).all())
+
+
 def test_row_is_the_same_alone_and_in_a_batch():
     torch.manual_seed(5)
     count = len(CASES)
@@ -164,7 +185,7 @@ def test_row_is_the_same_alone_and_in_a_batch():
 def test_draws_follow_the_filtered_distribution(top_p, top_k):
     """Draws with evenly spread uniform numbers must fall as the probabilities do."""
     row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], device=DEVICE)
-    count = 600 if DEVICE == "cuda" else 60  # each row is a slow program in the interpreter
+    count = 600 if DEVICE == "cuda" else 24  # each row is a slow program in the interpreter
     wanted = torch.zeros(count, 8, device=DEVICE)
     wanted[:, 0], wanted[:, 1], wanted[:, 3], wanted[:, 5] = 1.0, top_p, top_k, 1.0
     wanted[:, 4] = (torch.arange(count, device=DEVICE) + 0.5) / count

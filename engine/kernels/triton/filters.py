@@ -1,0 +1,182 @@
+"""Which of a row's logits top_k, top_p and min_p leave, and the token that a number draws of them.
+
+top_k and top_p are found as a threshold on the logits, by splitting the interval in which it lies in four at each turn,
+so nothing is sorted. Logits that cannot lie under it are first listed, each lane its own, so that a turn reads a few
+instead of the row; if a lane has more of them than a list holds, turns read the row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LISTED = tl.constexpr(32)  # of a lane
+GROUP = tl.constexpr(16)  # blocks whose weights are added up before their sum is kept
+LANE_TURNS = tl.constexpr(6)
+
+
+@triton.jit
+def _weights(base, start, width, lowest, top, temperature, BLOCK: tl.constexpr):
+    """exp of the scaled logits of a block that are not below `lowest`, else 0."""
+    columns = start + tl.arange(0, BLOCK)
+    x = tl.load(base + columns, mask=columns < width, other=float("-inf"))
+    return tl.where(x >= lowest, tl.exp((x - top) / temperature), 0.0)
+
+
+@triton.jit
+def _mass(x, threshold, top, temperature, COUNT: tl.constexpr):
+    """Each one's share of what stands at or above the threshold: how many, or their weight."""
+    if COUNT:
+        share = tl.where(x >= threshold, 1.0, 0.0)
+    else:
+        share = tl.where(x >= threshold, tl.exp((x - top) / temperature), 0.0)
+    return share
+
+
+@triton.jit
+def _narrowed(low, high, first, second, third, has1, has2, has3):
+    new_low = tl.where(has3, third, tl.where(has2, second, tl.where(has1, first, low)))
+    new_high = tl.where(has3, high, tl.where(has2, third, tl.where(has1, second, first)))
+    return new_low, new_high
+
+
+@triton.jit
+def _under_kth(best, low, high, wanted):
+    """A value that at least so many lanes' largest reach, as high as a few turns find; else low."""
+    for _ in range(LANE_TURNS):
+        quarter = (high - low) * 0.25
+        first = low + quarter
+        second = low + 2.0 * quarter
+        third = low + 3.0 * quarter
+        has1 = tl.sum(tl.where(best >= first, 1.0, 0.0), axis=0) >= wanted
+        has2 = tl.sum(tl.where(best >= second, 1.0, 0.0), axis=0) >= wanted
+        has3 = tl.sum(tl.where(best >= third, 1.0, 0.0), axis=0) >= wanted
+        low, high = _narrowed(low, high, first, second, third, has1, has2, has3)
+    return low
+
+
+@triton.jit
+def _threshold(
+    listed, held, longest, low, high, floor, wanted, top, temperature,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """The largest value such that what is listed at or above it, nothing below `floor` counted, reaches `wanted`.
+
+    Between low, which reaches it, and high, which does not.
+    """
+    lanes = tl.arange(0, BLOCK)
+    turn = 0
+    while (turn < TURNS) & (high > low):
+        quarter = (high - low) * 0.25
+        first = low + quarter
+        second = low + 2.0 * quarter
+        third = low + 3.0 * quarter
+        sum1 = tl.zeros([BLOCK], tl.float32)
+        sum2 = tl.zeros([BLOCK], tl.float32)
+        sum3 = tl.zeros([BLOCK], tl.float32)
+        for at in range(longest):
+            x = tl.load(listed + at * BLOCK + lanes, mask=at < held, other=float("-inf"))
+            x = tl.where(x >= floor, x, float("-inf"))
+            sum1 += _mass(x, first, top, temperature, COUNT)
+            sum2 += _mass(x, second, top, temperature, COUNT)
+            sum3 += _mass(x, third, top, temperature, COUNT)
+        has1 = tl.sum(sum1, axis=0) >= wanted
+        has2 = tl.sum(sum2, axis=0) >= wanted
+        has3 = tl.sum(sum3, axis=0) >= wanted
+        new_low, new_high = _narrowed(low, high, first, second, third, has1, has2, has3)
+        # Two neighbours have nothing between them: the search is over.
+        turn = tl.where((new_low == low) & (new_high == high), TURNS, turn + 1)
+        low = new_low
+        high = new_high
+    return low
+
+
+@triton.jit
+def _floor(base, scratch, best, width, top, least, temperature, top_p, top_k, BLOCK: tl.constexpr,
+           TURNS: tl.constexpr):  # fmt: skip
+    """The least logit that top_k and top_p leave."""
+    lanes = tl.arange(0, BLOCK)
+    above = top + tl.abs(top) * 1e-6 + 1e-30  # nothing reaches it
+    counts = (top_k > 0.0) & (top_k < width)
+    low = least
+    if counts:
+        low = _under_kth(best, low, above, top_k)
+    else:  # All that lies under this has less weight together than top_p leaves out.
+        low = tl.maximum(low, top + tl.log((1.0 - top_p) / width) * temperature)
+    held = tl.zeros([BLOCK], tl.int32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, width, BLOCK, loop_unroll_factor=4):
+        columns = start + lanes
+        x = tl.load(base + columns, mask=columns < width, other=float("-inf"))
+        total += tl.where(x > float("-inf"), tl.exp((x - top) / temperature), 0.0)
+        hit = x >= low
+        tl.store(scratch + held * BLOCK + lanes, x, mask=hit & (held < LISTED))
+        held += hit.to(tl.int32)
+    tl.debug_barrier()
+    listed = scratch
+    longest = tl.max(held, axis=0)
+    if longest > LISTED:
+        listed = base
+        held = (width - lanes + BLOCK - 1) // BLOCK
+        longest = (width + BLOCK - 1) // BLOCK
+    floor = float("-inf")
+    if counts:
+        floor = _threshold(listed, held, longest, low, above, floor, top_k, top, temperature, True, BLOCK, TURNS)
+    if top_p < 1.0:
+        if counts:
+            total = tl.zeros([BLOCK], tl.float32)
+            for at in range(longest):
+                x = tl.load(listed + at * BLOCK + lanes, mask=at < held, other=float("-inf"))
+                total += tl.where(x >= floor, tl.exp((x - top) / temperature), 0.0)
+        wanted = tl.sum(total, axis=0) * top_p
+        low = tl.maximum(tl.maximum(low, floor), top + tl.log((1.0 - top_p) / width) * temperature)
+        found = _threshold(listed, held, longest, low, above, floor, wanted, top, temperature, False, BLOCK, TURNS)
+        floor = tl.maximum(floor, found)
+    return floor
+
+
+@triton.jit
+def draw_token(base, scratch, best, width, top, least, temperature, top_p, min_p, top_k, uniform, BLOCK: tl.constexpr,
+               GROUPS: tl.constexpr, TURNS: tl.constexpr):  # fmt: skip
+    """The token where the sum of the weights that filters leave, in vocabulary order, passes the uniform number.
+
+    best: each lane's largest logit
+    """
+    lowest = top + tl.log(tl.maximum(min_p, 1e-38)) * temperature
+    lowest = tl.where(min_p > 0.0, lowest, float("-inf"))
+    if (top_p < 1.0) | ((top_k > 0.0) & (top_k < width)):
+        floor = _floor(base, scratch, best, width, top, least, temperature, top_p, top_k, BLOCK, TURNS)
+        lowest = tl.maximum(lowest, floor)
+    groups = tl.arange(0, GROUPS)
+    sums = tl.zeros([GROUPS], tl.float32)
+    for group in range((width + BLOCK * GROUP - 1) // (BLOCK * GROUP)):
+        share = tl.zeros([BLOCK], tl.float32)
+        for at in tl.static_range(GROUP):
+            share += _weights(base, (group * GROUP + at) * BLOCK, width, lowest, top, temperature, BLOCK)
+        sums = tl.where(groups == group, tl.sum(share, axis=0), sums)
+    reached = tl.cumsum(sums, axis=0)
+    target = tl.minimum(uniform, 0.99999994) * tl.max(reached, axis=0)
+    # Rounding may leave the target above every sum: then it is the last that was kept.
+    last = tl.max(tl.where(sums > 0.0, groups, 0), axis=0)
+    found = tl.minimum(tl.min(tl.where((reached > target) & (sums > 0.0), groups, GROUPS), axis=0), last)
+    before = tl.sum(tl.where(groups == found, reached - sums, 0.0), axis=0)
+    found_at = -1
+    found_before = 0.0
+    last_at = found * GROUP * BLOCK
+    last_before = before
+    for at in range(GROUP):
+        start = (found * GROUP + at) * BLOCK
+        weight = tl.sum(_weights(base, start, width, lowest, top, temperature, BLOCK), axis=0)
+        here = (found_at < 0) & (before + weight > target)
+        found_before = tl.where(here, before, found_before)
+        found_at = tl.where(here, start, found_at)
+        last_before = tl.where(weight > 0.0, before, last_before)
+        last_at = tl.where(weight > 0.0, start, last_at)
+        before += weight
+    found_before = tl.where(found_at < 0, last_before, found_before)
+    found_at = tl.where(found_at < 0, last_at, found_at)
+    weights = _weights(base, found_at, width, lowest, top, temperature, BLOCK)
+    passed = found_before + tl.cumsum(weights, axis=0) > target
+    lanes = tl.arange(0, BLOCK)
+    last_kept = tl.max(tl.where(weights > 0.0, lanes, 0), axis=0)
+    return found_at + tl.minimum(tl.min(tl.where(passed & (weights > 0.0), lanes, BLOCK), axis=0), last_kept)
