@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_quantised_model_is_the_same(
 def check(folder: Path, load: Callable[..., Model], harness: Callable[..., Any], taken: list[bool]) -> None:
     model = load(folder)
     assert not upload_module._AHEAD
+    assert gc.isenabled()
     assert all(taken)
     assert len(taken) >= 8
     with pytest.MonkeyPatch.context() as plain:
@@ -127,4 +129,5 @@ def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path, load: Callable[
         with pytest.raises(KeyError):
             load(tmp_path)
     assert not upload_module._AHEAD
+    assert gc.isenabled()
     assert False in taken
