@@ -69,8 +69,8 @@ def _grouped_gate_up_kernel(
     first_n = block * BLOCK_N
     both = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
-        tile = tl.reshape(matrices.load([expert, 0, first_n, start]), [2 * BLOCK_N, BLOCK_K])
-        both = tl.dot(rows_of.load([first_m, start]), tile.T, both)
+        side = tl.reshape(matrices.load([expert, 0, first_n, start]), [2 * BLOCK_N, BLOCK_K])
+        both = tl.dot(rows_of.load([first_m, start]), side.T, both)
     gate, up = tl.split(tl.permute(tl.reshape(both, [BLOCK_M, 2, BLOCK_N]), [0, 2, 1]))
     n = first_n + tl.arange(0, BLOCK_N)
     in_n = n < width
@@ -100,8 +100,8 @@ def _grouped_down_kernel(
     first_n = block * BLOCK_N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
-        tile = tl.reshape(matrices.load([expert, first_n, start]), [BLOCK_N, BLOCK_K])
-        acc = tl.dot(rows_of.load([first_m, start]), tile.T, acc)
+        side = tl.reshape(matrices.load([expert, first_n, start]), [BLOCK_N, BLOCK_K])
+        acc = tl.dot(rows_of.load([first_m, start]), side.T, acc)
     n = first_n + tl.arange(0, BLOCK_N)
     in_n = n < width
     if HAS_BIAS:

@@ -13,45 +13,66 @@ import triton.language as tl
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 
+BLOCK = 4096  # pairs that a program looks at together
+MAX_SEGMENTS = 16  # in which many pairs are counted and placed side by side
+
 
 @triton.jit
-def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def _count_kernel(
+    ids, counts, num_pairs, each, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
+    """A program finds an expert's pairs among the `each` of a segment."""
     expert = tl.program_id(0)
+    segment = tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     if CHAINED:
         let_next_start()
         wait_for_last()
+    first = segment * each
+    end = tl.minimum(first + each, num_pairs)
     found = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, num_pairs, BLOCK):
-        here = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1)
+    for start in range(first, end, BLOCK):
+        here = tl.load(ids + start + lanes, mask=start + lanes < end, other=-1)
         found += (here == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found, axis=0))
+    tl.store(counts + expert * SEGMENTS + segment, tl.sum(found, axis=0))
 
 
 @triton.jit
 def _scan_kernel(
-    counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+    found, firsts, counts, starts, tile_ends, num_experts,
+    SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    lanes = tl.arange(0, BLOCK)
+    """found [E, SEGMENTS] -> firsts alike: where a segment's pairs of an expert begin."""
+    experts = tl.arange(0, BLOCK)
+    lanes = tl.arange(0, BLOCK * SEGMENTS)
     if CHAINED:
         let_next_start()
         wait_for_last()
-    mask = lanes < num_experts
-    count = tl.load(counts + lanes, mask=mask, other=0)
-    tl.store(starts + lanes, tl.cumsum(count, axis=0) - count, mask=mask)
-    tl.store(tile_ends + lanes, tl.cumsum((count + BLOCK_M - 1) // BLOCK_M, axis=0), mask=mask)
+    mask = experts < num_experts
+    inside = lanes < num_experts * SEGMENTS
+    each = tl.load(found + lanes, mask=inside, other=0)
+    tl.store(firsts + lanes, tl.cumsum(each, axis=0) - each, mask=inside)
+    count = tl.sum(tl.reshape(each, [BLOCK, SEGMENTS]), axis=1)
+    tl.store(counts + experts, count, mask=mask)
+    tl.store(starts + experts, tl.cumsum(count, axis=0) - count, mask=mask)
+    tl.store(tile_ends + experts, tl.cumsum((count + BLOCK_M - 1) // BLOCK_M, axis=0), mask=mask)
 
 
 @triton.jit
-def _place_kernel(ids, starts, order, num_pairs, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def _place_kernel(
+    ids, firsts, order, num_pairs, each, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
     expert = tl.program_id(0)
+    segment = tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     if CHAINED:
         let_next_start()
         wait_for_last()
-    at = tl.load(starts + expert)
-    for start in range(0, num_pairs, BLOCK):
-        mine = tl.load(ids + start + lanes, mask=start + lanes < num_pairs, other=-1) == expert
+    first = segment * each
+    end = tl.minimum(first + each, num_pairs)
+    at = tl.load(firsts + expert * SEGMENTS + segment)
+    for start in range(first, end, BLOCK):
+        mine = tl.load(ids + start + lanes, mask=start + lanes < end, other=-1) == expert
         rank = tl.cumsum(mine.to(tl.int32), axis=0)
         tl.store(order + at + rank - 1, start + lanes, mask=mine)
         at += tl.sum(mine.to(tl.int32), axis=0)
@@ -95,12 +116,17 @@ def sorted_pairs(ids: torch.Tensor, count: int, block_m: int | None = None) -> S
     block_m = block_m or tile_rows(pairs, count)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     counts, starts, tile_ends = torch.empty(3, count, dtype=torch.int32, device=ids.device).unbind()
-    block = min(4096, max(16, triton.next_power_of_2(pairs)))
-    chained, options = chains(ids.device), launch(ids.device)
-    padded = triton.next_power_of_2(count)
-    _count_kernel[(count,)](ids, counts, pairs, block, chained, num_warps=4, **options)
-    _scan_kernel[(1,)](counts, starts, tile_ends, count, block_m, padded, chained, num_warps=1, **options)
-    _place_kernel[(count,)](ids, starts, order, pairs, block, chained, num_warps=4, **options)
+    block = min(BLOCK, max(16, triton.next_power_of_2(pairs)))
+    segments = min(MAX_SEGMENTS, triton.next_power_of_2(triton.cdiv(pairs, block)))
+    each = triton.cdiv(triton.cdiv(pairs, segments), block) * block
+    found, firsts = torch.empty(2, count, segments, dtype=torch.int32, device=ids.device).unbind()
+    padded, chained, options = triton.next_power_of_2(count), chains(ids.device), launch(ids.device)
+    grid = (count, segments)
+    _count_kernel[grid](ids, found, pairs, each, segments, block, chained, num_warps=4, **options)
+    _scan_kernel[(1,)](
+        found, firsts, counts, starts, tile_ends, count, segments, block_m, padded, chained, num_warps=4, **options
+    )
+    _place_kernel[grid](ids, firsts, order, pairs, each, segments, block, chained, num_warps=4, **options)
     return SortedPairs((order, counts, starts, tile_ends), block_m, min(pairs, pairs // block_m + count))
 
 

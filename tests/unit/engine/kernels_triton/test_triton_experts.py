@@ -95,6 +95,19 @@ def test_few_tokens_ask_for_a_k_in_tiles_that_divide_it(depth, most, found):
     assert tile_depth(depth, most) == found
 
 
+@pytest.mark.parametrize("tokens", [7, 100, 300])
+def test_pairs_are_sorted_in_segments_as_in_one(tokens, monkeypatch):
+    """Each expert's pairs lie together and in their order, also where several programs place them."""
+    ids = case(tokens, torch.float32)[1]
+    monkeypatch.setattr("engine.kernels.triton.sorted_pairs.BLOCK", 32)
+    order, counts, starts, tile_ends = sorted_pairs(ids, 6, 16).tensors
+    flat = ids.flatten().to(torch.int64)
+    assert torch.equal(order.to(torch.int64), torch.sort(flat, stable=True).indices)
+    assert torch.equal(counts.to(torch.int64), torch.bincount(flat, minlength=6))
+    assert torch.equal(starts, (counts.cumsum(0) - counts).to(torch.int32))
+    assert torch.equal(tile_ends, ((counts + 15) // 16).cumsum(0).to(torch.int32))
+
+
 def test_every_token_to_one_expert_and_no_tokens():
     x, ids, weights, gate_up, down = case(50, torch.float32)
     ids = torch.stack([torch.full((50,), 2), torch.full((50,), 4)], dim=1).to(torch.int32).to(DEVICE)
