@@ -131,6 +131,11 @@ class WorkerSettings(Section):
         description="Whether plans may make a model less exact than its checkpoint (weights rounded at load, a KV "
         "cache of bytes): only where `--weights` or `--kv` asks for it, or also where nothing else fits.",
     )
+    kv_scales: Literal["auto", "dynamic", "calibrated"] = Field(
+        default="auto",
+        description="What multiplies the codes of a KV cache of bytes: each head's own largest number (dynamic), the "
+        "checkpoint's k_scale and v_scale (calibrated; without them a worker does not start), or those if it has them.",
+    )
     calibrate_after_s: float = Field(
         default=120.0,
         ge=0.0,

@@ -63,7 +63,7 @@ class Incarnation:
         self._settings = settings
         socket_path = launch.run_dir / f"{serial}.ipc"
         self.template = template  # what was asked for, without what a start of its own adds
-        self.config = msgspec.structs.replace(template, endpoint=f"ipc://{socket_path}")
+        self.config = msgspec.structs.replace(template, endpoint=f"ipc://{socket_path}", kv_scales=settings.kv_scales)
         if launch.packed_dir is not None and settings.packed_bytes and template.device == "cpu":
             self.config = msgspec.structs.replace(
                 self.config, packed_dir=str(launch.packed_dir), packed_bytes=settings.packed_bytes

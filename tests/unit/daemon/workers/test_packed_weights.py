@@ -23,6 +23,16 @@ def test_cpu_workers_alone_keep_packed_weights(device: str, limit: int, told: bo
     assert (config.packed_dir, config.packed_bytes) == ((str(tmp_path / "packed"), limit) if told else ("", 0))
 
 
+@pytest.mark.parametrize("scales", ["auto", "dynamic", "calibrated"])
+def test_workers_are_told_what_multiplies_a_cache_of_bytes(scales: Any, tmp_path: Path) -> None:
+    unused: Any = None
+    launch = Launch((), {}, tmp_path, tmp_path, unused, unused_client)
+    template = WorkerConfig("w", "m", "/m", "", kv_dtype="fp8")
+    incarnation = Incarnation(launch, WorkerSettings(kv_scales=scales), template, "w-1")
+    assert incarnation.config.kv_scales == scales
+    assert incarnation.template.kv_scales == "auto"
+
+
 def unused_client(endpoint: str) -> Any:
     class Client:
         pass
