@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -22,7 +23,7 @@ from engine.kv.layout import PageLayout
 from engine.layers.pooling import unit
 from engine.runner.constrain import fill_masks
 from engine.runner.direct import DirectDecode, WholeStep, is_plain_decode
-from engine.runner.draw import DrawTokens, draw, plan_draw, reader
+from engine.runner.draw import DrawTokens, draw, draw_once, plan_draw, reader
 from engine.runner.forward_model import EmbeddingModel, ForwardModel
 from engine.runner.graphs import DecodeGraphs, bucket_of
 from engine.runner.inputs import Ints, SlotTables, StepArrays, build_arrays
@@ -82,7 +83,8 @@ class ModelRunner:
             made = (self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
             self.graphs = DecodeGraphs(*made)
             self.step_graphs = StepGraphs(self._forward_picked, *made[1:])
-            self._warm_up = WarmUp(model.forward, layout, kv_views, device, max_context_tokens)
+            drawing = partial(draw_once, self._counts, self._draw_tokens, device)
+            self._warm_up = WarmUp(model.forward, layout, kv_views, device, max_context_tokens, drawing)
             if self.adapters:  # graphs of their own, so that steps of the base alone cost what they did
                 self.adapted_graphs = DecodeGraphs(*made, adapted=True)
 

@@ -1,4 +1,4 @@
-"""Steps of prompts that a device runs before any request comes: their kernels are compiled, libraries loaded.
+"""Steps of prompts, and a draw, that a device runs before any request comes: kernels are compiled, libraries loaded.
 
 Decode steps are warmed as they are recorded; the first prompt would otherwise wait for seconds, and streams beside it.
 What these steps write goes to the null page. Owner: the runner.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -31,27 +32,34 @@ class WarmUp:
         kv_views: Sequence[torch.Tensor],
         device: Device,
         max_context_tokens: int,
+        draw: Callable[[], object] | None = None,
     ) -> None:
+        """draw: chooses tokens, more than the largest logit's, of rows that are nobody's"""
         self._forward = forward
         self._layout = layout
         self._kv_views = kv_views
         self._device = device
-        self._waiting = [queries for queries in STEPS if max(queries) <= max_context_tokens]
+        steps = [queries for queries in STEPS if max(queries) <= max_context_tokens]
+        self._waiting: list[Callable[[], object]] = [partial(self._step, queries) for queries in steps]
+        if draw is not None:
+            self._waiting.append(draw)
 
     def next(self) -> bool:
         """Run one more. Blocks: while kernels are compiled. False: there is none left."""
         if not self._waiting:
             return False
-        queries = self._waiting.pop(0)
         try:
-            self._forward(self.batch(queries))
+            self._waiting.pop(0)()
             self._device.synchronize()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("warm_up_out_of_memory tokens=%d %s", sum(queries), error)  # requests take smaller steps then
+            log.warning("warm_up_out_of_memory %s", error)  # requests take smaller steps then
             self._device.release_unused()
         return True
+
+    def _step(self, queries: Sequence[int]) -> None:
+        self._forward(self.batch(queries))
 
     def batch(self, queries: Sequence[int]) -> ForwardBatch:
         """A step of sequences with so many new tokens; one with a single token has a context behind it."""

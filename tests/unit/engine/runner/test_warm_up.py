@@ -9,8 +9,9 @@ import torch
 from engine.builder import build_engine
 from engine.core import EngineCore
 from engine.messages import WorkerConfig
+from engine.runner.draw import draw_once
 from engine.runner.warm_up import STEPS, WarmUp
-from tests.fakes.engine_models import core_of
+from tests.fakes.engine_models import GraphDevice, core_of
 from tests.fakes.engine_runs import PLAIN
 from tests.fakes.family_models import saved_model
 
@@ -59,3 +60,32 @@ def test_want_of_memory_ends_a_step_and_not_the_worker() -> None:
     while warm_up.next():
         pass
     assert tried == [sum(queries) for queries in STEPS]
+
+
+def test_a_draw_comes_last_and_leaves_no_count() -> None:
+    core = core_of(PLAIN, device=GraphDevice(), max_context=128)
+    runner, drawn = core.runner, []
+    draw_tokens = runner._draw_tokens
+
+    def watched(logits, picked, counts, asked):
+        told = draw_tokens(logits, picked, counts, asked)
+        drawn.append((picked.tolist(), counts.shape, told.shape))
+        return told
+
+    warm_up = WarmUp(
+        runner.model.forward, runner.layout, runner._kv_views, runner.device, 128,
+        lambda: draw_once(runner._counts, watched, runner.device),
+    )  # fmt: skip
+    with torch.inference_mode():
+        assert warm_up.next()
+        assert not drawn
+        assert warm_up.next()
+        assert not warm_up.next()
+    assert [len(one) for one in drawn] == [3]
+    (token,), counts, told = drawn[0]
+    assert 0 <= token < 97
+    assert counts == (0, 97)
+    assert told == (1, 1)
+    while core.prepare():
+        pass
+    assert not runner._warm_up.next(), "the runner's own has run"
