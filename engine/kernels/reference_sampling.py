@@ -43,7 +43,7 @@ class Asked:
 
 
 def draw_tokens(logits: Tensor, picked: Tensor, counts: Tensor, asked: Asked) -> Tensor | None:
-    """Choose tokens as asked; a row whose picked is negative (its logits are not finite) keeps that.
+    """Choose tokens as asked, where picked has the largest logits' places; a negative one (not finite) stays.
 
     To logits come first what is added, then choose_tokens' penalties, then the mask. Log-probabilities are of the
     logits as they were given; of alternatives that tie the lower token comes first. The token counts for its row.

@@ -65,11 +65,11 @@ def _add(base, ids, bits, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def _row(
-    base, spare, scratch, counts, mine, told, most, added, lists, width,
+    base, spare, scratch, counts, mine, told, most, added, lists, largest, width,
     SETTINGS_AT: tl.constexpr, MIN_TEMPERATURE: tl.constexpr, ONE_OUTPUT: tl.constexpr, BLOCK: tl.constexpr,
     ADDED_BLOCK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """One row's token. Its record's words as reference_sampling names them."""
+    """One row's token. Its record's words as reference_sampling names them. largest: of its logits as they are given"""
     count_row = tl.load(mine + 1).to(tl.int64)
     alternatives = tl.load(mine + 2)
     added_at = tl.load(mine + 3)
@@ -90,26 +90,27 @@ def _row(
     if spare_row >= 0:
         own = spare + spare_row.to(tl.int64) * width
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    least = tl.full([BLOCK], float("inf"), tl.float32)
-    first = 0
-    raw_top = 0.0
+    least = tl.full([BLOCK], float("-inf"), tl.float32)
+    chosen = largest
+    top = tl.load(base + largest)
+    raw_top = top
     log_sum = 0.0
     if alternatives >= 0:
-        best, least, first, log_sum = tell_logprobs(
-            base, own, spare_row >= 0, told, most, alternatives, width, BLOCK, CHUNKS
+        best, least, log_sum = tell_logprobs(
+            base, own, spare_row >= 0, told, most, alternatives, raw_top, width, BLOCK, CHUNKS
         )
-        raw_top = tl.max(best, axis=0)
     if num_added > 0:
         _add(own, lists + added + added_at, lists + 2 * added + added_at, num_added, ADDED_BLOCK)
     if (count_row >= 0) | (mask_row >= 0):
         mask = lists + 3 * added + mask_row.to(tl.int64) * ((width + 31) // 32)
         _change(own, counts, count_row, mask, mask_row >= 0, repetition, presence, frequency, width, BLOCK)
-    if (alternatives < 0) | (count_row >= 0) | (mask_row >= 0) | (num_added > 0):
-        best, least, first = _scan(own, width, BLOCK)
-    chosen = first
+    changed = (count_row >= 0) | (mask_row >= 0) | (num_added > 0)
+    if changed | ((alternatives < 0) & (asked > 0.0) & (top_k > 0.0)):
+        best, least, chosen = _scan(own, width, BLOCK)
+        top = tl.max(best, axis=0)
     if asked > 0.0:
         chosen = draw_token(
-            own, scratch, best, width, tl.max(best, axis=0), tl.min(least, axis=0),
+            own, scratch, best, width, top, tl.min(least, axis=0),
             tl.maximum(asked, MIN_TEMPERATURE), top_p, min_p, top_k, uniform, BLOCK, GROUPS, TURNS,
         )  # fmt: skip
     if alternatives >= 0:
@@ -131,10 +132,11 @@ def _draw_kernel(
     place = tl.program_id(0)
     mine = words + place * RECORD
     row = tl.load(mine).to(tl.int64)
-    if tl.load(picked + row) >= 0:
+    largest = tl.load(picked + row)
+    if largest >= 0:
         chosen = _row(
             logits + row * width, spare, scratch + place * (BLOCK * LISTED), counts, mine,
-            told + place * (1 + 2 * most), most, added, words + rows * RECORD, width,
+            told + place * (1 + 2 * most), most, added, words + rows * RECORD, largest, width,
             SETTINGS_AT, MIN_TEMPERATURE, ONE_OUTPUT, BLOCK, ADDED_BLOCK, CHUNKS, GROUPS, TURNS,
         )  # fmt: skip
         tl.store(picked + row, chosen)

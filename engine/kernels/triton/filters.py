@@ -140,7 +140,7 @@ def draw_token(base, scratch, best, width, top, least, temperature, top_p, min_p
                GROUPS: tl.constexpr, TURNS: tl.constexpr):  # fmt: skip
     """The token where the sum of the weights that filters leave, in vocabulary order, passes the uniform number.
 
-    best: each lane's largest logit
+    top: the row's largest logit. best, least: each lane's largest, the row's least, which top_k alone needs
     """
     lowest = top + tl.log(tl.maximum(min_p, 1e-38)) * temperature
     lowest = tl.where(min_p > 0.0, lowest, float("-inf"))

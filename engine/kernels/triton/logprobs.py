@@ -13,8 +13,8 @@ NOWHERE = tl.constexpr(2147483647)
 
 
 @triton.jit
-def tell_logprobs(base, copy, copies, told, most, count, width, BLOCK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Each lane's largest logit and its least that is finite; where the row's largest first stands; log of sum of exp.
+def tell_logprobs(base, copy, copies, told, most, count, top, width, BLOCK: tl.constexpr, CHUNKS: tl.constexpr):
+    """Each lane's largest logit and its least that is finite; the logarithm of the sum of exp beside the row's `top`.
 
     Stores the `count` alternatives, and the row's copy if it `copies`.
     """
@@ -36,8 +36,6 @@ def tell_logprobs(base, copy, copies, told, most, count, width, BLOCK: tl.conste
         best = tl.maximum(best, x)
         least = tl.minimum(least, tl.where(is_number, x, float("inf")))
     tl.debug_barrier()  # the copy is read by other threads
-    top = tl.max(best, axis=0)
-    first = tl.min(tl.where(best == top, best_at, NOWHERE), axis=0)
     log_sum = tl.log(tl.sum(tl.where(best > float("-inf"), share * tl.exp(best - top), 0.0), axis=0))
     own = tl.arange(0, CHUNKS)  # the columns of one lane
     left = best
@@ -55,4 +53,4 @@ def tell_logprobs(base, copy, copies, told, most, count, width, BLOCK: tl.conste
         place = tl.min(tl.where(after & (x == following), columns, NOWHERE), axis=0)
         left = tl.where(lanes == lane, following, left)
         left_at = tl.where(lanes == lane, place, left_at)
-    return best, least, first, log_sum
+    return best, least, log_sum

@@ -69,7 +69,7 @@ def asking(
 
 def chosen(draw: Callable[..., object], logits: torch.Tensor, asked: Asked, counts: torch.Tensor) -> list[torch.Tensor]:
     """The tokens of the rows asked for, what is told, and the counts after it."""
-    picked = torch.zeros(len(logits), dtype=torch.int32, device=DEVICE)
+    picked = logits.float().argmax(dim=1).to(torch.int32)
     counts = counts.clone()
     told = draw(logits.clone(), picked, counts, asked)
     return [picked[asked.records[:, 0].long()], told, counts]
@@ -142,7 +142,7 @@ def test_row_that_is_not_finite_stays_marked_and_nothing_counts_for_it():
     counts = torch.zeros(2, 50, dtype=torch.int32, device=DEVICE)
     both = torch.arange(2, dtype=torch.int32, device=DEVICE)
     asked = asking(both, settings(torch.rand(2)), both, [3, 3])
-    picked = torch.tensor([-1, 4], dtype=torch.int32, device=DEVICE)
+    picked = torch.tensor([-1, int(logits[1].argmax())], dtype=torch.int32, device=DEVICE)
     choose.draw_tokens(logits, picked, counts, asked)
     assert picked[0] == -1
     assert counts.sum(dim=1).tolist() == [0, 2]
