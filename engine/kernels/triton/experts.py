@@ -16,7 +16,7 @@ from engine.kernels.triton.chained import chains, launch, let_next_start, wait_f
 from engine.kernels.triton.device import copies_tiles
 from engine.kernels.triton.few_experts import ACTIVATIONS, _gated, few_experts
 from engine.kernels.triton.grouped_experts import LEAST_ROWS, fits, grouped_parts
-from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows, sorted_pairs
+from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows, sorted_pairs, summed
 from engine.quant.expert_stack import ExpertStack
 
 FEW_PAIRS = 32  # up to here a weight's row is read once a pair, which L2 absorbs
@@ -93,22 +93,6 @@ def _down_kernel(
     tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & in_n[None, :])
 
 
-@triton.jit
-def _sum_kernel(parts, out, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """A token's experts, in their order."""
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < width
-    if CHAINED:
-        let_next_start()
-        wait_for_last()
-    token = tl.program_id(0).to(tl.int64)
-    row = parts + token * CHOICES * width + columns
-    total = tl.zeros([BLOCK], tl.float32)
-    for choice in tl.static_range(CHOICES):
-        total += tl.load(row + choice * width, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=mask)
-
-
 def pack(stack: ExpertStack) -> ExpertStack:
     assert isinstance(stack.weight, torch.Tensor), "only plain weights are offered these kernels"
     return ExpertStack(stack.weight.contiguous(), stack.num_experts)
@@ -147,12 +131,7 @@ def _many(
     grouped = ids.numel() >= LEAST_ROWS * gate_up.num_experts and copies_tiles(x.device) and fits(x, gate_up)
     run = grouped_parts if grouped else _parts
     parts = run(x, choices, weights, gate_up, down, gate_up_bias, down_bias, activation, found)
-    out, depth = torch.empty_like(x), x.shape[1]
-    block = min(1024, triton.next_power_of_2(depth))
-    _sum_kernel[(tokens, triton.cdiv(depth, block))](
-        parts, out, depth, choices, block, chains(x.device), num_warps=4, **launch(x.device)
-    )
-    return out
+    return summed(parts, tokens, x.dtype)
 
 
 def _parts(

@@ -22,7 +22,7 @@ from engine.kernels.triton.few_experts import ACTIVATIONS, _gated
 from engine.kernels.triton.quant_gemm import _numbers
 from engine.kernels.triton.quant_gemv import column_sums, form_of, words_of
 from engine.kernels.triton.quant_linear import takes
-from engine.kernels.triton.sorted_pairs import _tile_rows, sorted_pairs
+from engine.kernels.triton.sorted_pairs import _tile_rows, sorted_pairs, summed
 from engine.quant.expert_stack import ExpertStack
 
 FEW_COLUMNS, FEW_WORDS, FEW_WARPS = 4, 128, 2
@@ -230,12 +230,12 @@ def experts(
     if gate_up.weight is None or down.weight is None:
         return reference_experts.experts(x, ids, weights, gate_up.plain, down.plain, *biases, activation)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    tokens, depth = x.shape
+    tokens = x.shape[0]
     if tokens == 0:
         return torch.empty_like(x)
     run = _few if ids.numel() <= FEW_PAIRS else _many
     parts = run(x, ids, weights, gate_up.weight, down.weight, gate_up, *biases, ACTIVATIONS[activation])
-    return parts.view(tokens, ids.shape[1], depth).sum(dim=1).to(x.dtype)
+    return summed(parts, tokens, x.dtype)
 
 
 def _few(

@@ -101,6 +101,22 @@ def _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.
     return expert, rows, exists, pairs
 
 
+@triton.jit
+def _sum_kernel(parts, out, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    """A token's experts, in their order."""
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    token = tl.program_id(0).to(tl.int64)
+    row = parts + token * CHOICES * width + columns
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        total += tl.load(row + choice * width, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=mask)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedPairs:
     """Pairs in the order of their experts, and how many tiles of block_m rows they take at most."""
@@ -134,3 +150,14 @@ def tile_rows(pairs: int, experts: int) -> int:
     """Rows of a tile: about what an expert has on average, so that few tiles are mostly empty."""
     average = pairs / experts
     return 16 if average <= 16 else 32 if average <= 48 else 64 if average <= 128 else 128
+
+
+def summed(parts: torch.Tensor, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a token's experts add to it, in their order. Shapes: parts [P, hidden] -> [T, hidden]"""
+    pairs, width = parts.shape
+    out = torch.empty(tokens, width, dtype=dtype, device=parts.device)
+    block = min(1024, triton.next_power_of_2(width))
+    _sum_kernel[(tokens, triton.cdiv(width, block))](
+        parts, out, width, pairs // tokens, block, chains(parts.device), num_warps=4, **launch(parts.device)
+    )
+    return out
