@@ -3,6 +3,7 @@
 The forms that matrices are rounded to at load, and the folders that `bayard quantize` writes with and without learning,
 each beside the stored weights on the built-in text. On a CPU forms at load are rounded to the kinds its kernels read;
 folders are of the kinds that accelerators read. One JSON line a form, the first says where they come from.
+With --caches: what a KV cache of bytes costs, with multipliers of its own and with ones learnt from a text.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.provenance import provenance
+from daemon.planning.kv_bytes import kv_bytes_per_token
 from engine.errors import BayardError
 from engine.quantize.job import QuantizeJob, quantize
 from engine.quantize.quality import DEFAULT_TOKENS, compare
 from engine.quantize.texts import calibration_text, evaluation_text
+from engine.spec.kv_scales import KvKind, KvScales
 from engine.spec.precision import WeightPrecision
 
 # What is written -> (precision, whether it learns from the calibration text, group; None: the usual one)
@@ -45,10 +48,15 @@ def main(words: list[str]) -> int:
     add("--device", default="cpu")
     add("--tokens", default=DEFAULT_TOKENS, type=int)
     add("--forms", default=list(WRITTEN), type=lambda text: text.split(";"), help="; between them")
+    add("--caches", action="store_true")
     arguments = parser.parse_args(words)
-    print(json.dumps({**provenance("quality", arguments.device), "model": arguments.model.name}), flush=True)
+    bench = "caches" if arguments.caches else "quality"
+    print(json.dumps({**provenance(bench, arguments.device), "model": arguments.model.name}), flush=True)
     try:
         with tempfile.TemporaryDirectory(prefix="bayard-quality-") as folder:
+            if arguments.caches:
+                _caches(arguments, Path(folder))
+                return 0
             for number, name in enumerate(arguments.forms):
                 precision, learns, group = WRITTEN[name]
                 out = Path(folder) / f"{number}"
@@ -71,6 +79,28 @@ def main(words: list[str]) -> int:
         print(f"{arguments.model}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _caches(arguments: argparse.Namespace, folder: Path) -> None:
+    for kind in KvKind:
+        out = folder / kind
+        begun = time.monotonic()
+        job = QuantizeJob(
+            arguments.model, WeightPrecision.STORED, out, calibration_text(), arguments.device, kv=str(kind)
+        )
+        written = quantize(job, lambda *_: None)
+        seconds = round(time.monotonic() - begun, 1)
+        for scales in (KvScales.DYNAMIC, KvScales.CALIBRATED):
+            found = compare(
+                arguments.model,
+                (str(out), f"{out}+kv-{kind}-{scales}"),
+                evaluation_text(),
+                "built in",
+                device=arguments.device,
+                tokens=arguments.tokens,
+            )
+            told = {"cache": str(kind), "scales": str(scales), "token_bytes": kv_bytes_per_token(written, kind)}
+            print(json.dumps(told | {"quantise_s": seconds, **asdict(found)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -142,9 +142,7 @@ def quality_section(lines: list[Line]) -> str:
         [
             line["form"],
             f"{line['second_bytes'] / 1e6:,.0f} MB",
-            f"{line['second_perplexity']:.3f} ({line['perplexity_change']:+.2%})",
-            f"{line['agreement']:.1%}",
-            f"{line['mean_kl']:.4f}",
+            *_price(line),
         ]
         for line in forms
     ]
@@ -155,6 +153,25 @@ def quality_section(lines: list[Line]) -> str:
     )
     heads = ["written by `bayard quantize`", "size", "perplexity", "agreement", "divergence"]
     return "\n".join([f"## {origin['model']}, precisions", "", _origin(origin), "", *_table(heads, rows), "", note, ""])
+
+
+def caches_section(lines: list[Line]) -> str:
+    """What a KV cache of bytes costs a model."""
+    origin, forms = lines[0], lines[1:]
+    rows = [[f"{line['cache']}, {line['scales']}", f"{line['token_bytes']:,}", *_price(line)] for line in forms]
+    tokens, base = (forms[0]["tokens"], forms[0]["first_perplexity"]) if forms else (0, 0.0)
+    note = (
+        f"Beside a cache of float32, with which perplexity over {tokens:,} tokens of the built-in text is {base:.3f}; "
+        "weights and activations are the same. Calibrated multipliers are those of `bayard quantize --kv`."
+    )
+    heads = ["cache, multipliers", "bytes a token", "perplexity", "agreement", "divergence"]
+    title = f"## {origin['model']}, KV caches of bytes"
+    return "\n".join([title, "", _origin(origin), "", *_table(heads, rows), "", note, ""])
+
+
+def _price(line: Line) -> list[str]:
+    perplexity = f"{line['second_perplexity']:.3f} ({line['perplexity_change']:+.2%})"
+    return [perplexity, f"{line['agreement']:.1%}", f"{line['mean_kl']:.4f}"]
 
 
 def loading_section(lines: list[Line]) -> str:
@@ -281,6 +298,7 @@ SECTIONS: dict[str, Callable[[list[Line]], str]] = {
     "peers": peers_section,
     "host": host_section,
     "quality": quality_section,
+    "caches": caches_section,
     "kernels": kernels_section,
     "loading": loading_section,
     "tide": tide_section,

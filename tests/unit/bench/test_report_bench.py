@@ -36,6 +36,14 @@ def test_planner_section_sets_prediction_beside_measurement(tmp_path):
     assert "| int8 | 8 | 4.00 ms | 4.40 ms | 1.10 |  |" in text
 
 
+def test_caches_section_has_the_price_of_each_kind_of_multipliers(tmp_path):
+    line = {"cache": "fp8", "scales": "calibrated", "token_bytes": 12240, "tokens": 2044, "first_perplexity": 20.0}
+    line |= {"second_perplexity": 20.1, "perplexity_change": 0.005, "agreement": 0.95, "mean_kl": 0.0071}
+    text = page([read_result(written(tmp_path, {**ORIGIN, "bench": "caches", "model": "m.gguf"}, line))])
+    assert "## m.gguf, KV caches of bytes" in text
+    assert "| fp8, calibrated | 12,240 | 20.100 (+0.50%) | 95.0% | 0.0071 |" in text
+
+
 def test_peers_section_has_ratios_origin_and_skipped(tmp_path):
     origin = {**ORIGIN, "bench": "peers", "model": "m.gguf", "activation": "int8"}
     ours = {"peer": "ours", "threads": 2, "prefill_tok_s": 50, "decode_tok_s": 30, "streams8_decode_tok_s": 80}
