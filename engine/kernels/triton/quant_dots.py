@@ -26,6 +26,7 @@ from engine.kernels.triton.quant_gemv import form_of
 from engine.kernels.triton.tuned import few_key, tuned
 
 MAX_ROWS = 4
+MORE_ROWS_N = 4  # columns of a program for more than one row of E2M1, at most: K is shared out alike with either
 WHOLE = ("int8", "int4", "fp4")  # codes that are whole numbers, or halves of such
 
 
@@ -182,6 +183,7 @@ def quant_dots(
     assert rows.count <= MAX_ROWS, rows.count
     out = torch.empty(rows.count, columns, dtype=dtype, device=device)
     tiles = tiles or dots_tiles(weight, device)
+    block_n = min(tiles.block_n, MORE_ROWS_N) if weight.code == "fp4" and rows.count > 1 else tiles.block_n
     _, scale, _, sixteens, has_zeros, has_pairs, has_row_scales = form_of(weight)
     groups = int(weight.scales.shape[1])
     none = weight.codes
@@ -189,7 +191,7 @@ def quant_dots(
     inputs = (rows.codes.view(torch.int64), rows.scales, rows.sums, weight.codes.view(torch.int64), weight.scales,
               zeros, none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
               columns)  # fmt: skip
-    grid = (triton.cdiv(columns, tiles.block_n),)
+    grid = (triton.cdiv(columns, block_n),)
     lanes = depth // rows.form.lane
     step = min(tiles.lanes, triton.next_power_of_2(lanes))
     options = {"num_warps": tiles.warps, **launch(device)}
@@ -199,7 +201,7 @@ def quant_dots(
             *inputs, 0, 0.5 if weight.code == "fp4" else 1.0,
             depth // CHUNK, groups, rows.count, weight.code == "fp4", scale, sixteens, weight.apart == 8,
             2 if has_pairs else int(has_zeros), has_row_scales, bias is not None,
-            tiles.block_n, max(1, step // 2), columns % tiles.block_n == 0, lanes % step == 0, ptx, converts, chained,
+            block_n, max(1, step // 2), columns % block_n == 0, lanes % step == 0, ptx, converts, chained,
             **options,
         )  # fmt: skip
         return out

@@ -27,6 +27,8 @@ MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
 AHEAD_LINES = tl.constexpr(2)  # of 128 bytes of each row, asked for before the activations are there
 SMALL_FP4 = tl.constexpr(2.0**126)
+LIFT_BITS = tl.constexpr(126)
+LIFT_E4M3, MORE_E4M3 = tl.constexpr(2.0**127), tl.constexpr(2.0**111)  # together 2^(118 + 120)
 # By how scales are stored: what they are multiplied by to give bfloat16 numbers, and what is left of 2^126.
 LIFTS = {"e4m3": (2.0**118, 2.0**8), "e8m0": (2.0**126, 1.0)}
 MAGIC_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
@@ -112,6 +114,22 @@ def _of_runs(
 
 
 @triton.jit
+def _of_words(words, SCALE: tl.constexpr, LIFT: tl.constexpr, RUNS: tl.constexpr):
+    """Multipliers times LIFT as bfloat16, from words of RUNS bytes. Shapes: words [N, 1] -> [N, RUNS]"""
+    stored = (words >> (8 * tl.arange(0, RUNS))[None, :]).to(tl.int32) & 0xFF
+    if SCALE == 1:
+        # Moved like this, their bits are 2^-120 of them, the small ones' too.
+        bits = ((stored & 0x7F) << 4) | ((stored & 0x80) << 8)
+        value = bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        value = (value * tl.full(value.shape, LIFT_E4M3, tl.bfloat16)) * tl.full(value.shape, MORE_E4M3, tl.bfloat16)
+    elif LIFT > 0:
+        value = ((stored + LIFT_BITS) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        value = tl.maximum(stored << 7, 0x0040).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return value
+
+
+@triton.jit
 def _spread(values, RUN: tl.constexpr):
     """Each value RUN times. Shapes: values [N, R] -> [N, R * RUN]"""
     wide = tl.broadcast_to(values[:, :, None], [values.shape[0], values.shape[1], RUN])
@@ -122,13 +140,15 @@ def _spread(values, RUN: tl.constexpr):
 def _tile_rows_kernel(
     x, codes, scales, zeros, row_scales, bias, out, parts, locks, rows, columns, depth, groups, per_split,
     CODE: tl.constexpr, APART: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr,
-    LIFT: tl.constexpr, LOWER: tl.constexpr, ZEROS: tl.constexpr, HAS_ROW_SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr, PTX: tl.constexpr, CHAINED: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    FOUR: tl.constexpr, WORDS: tl.constexpr, LIFT: tl.constexpr, LOWER: tl.constexpr, ZEROS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
+    PTX: tl.constexpr, CHAINED: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
 
-    APART: numbers between a byte's low one and its high one. LIFT: times scales and LOWER times sums, gives what
+    APART: numbers between a byte's low one and its high one. FOUR: E2M1 by _small_fp4. WORDS: multipliers of a step are
+    read as one word of each row. LIFT: times scales and LOWER times sums, gives what
     _small_fp4 leaves out; 0 where scales are too large for it.
     MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
     """
@@ -148,7 +168,11 @@ def _tile_rows_kernel(
     RUN: tl.constexpr = APART if PACKED == 2 else GROUP
     RUNS: tl.constexpr = 1 if LATE or GROUP == 0 else BLOCK_K // PACKED // RUN
     EACH: tl.constexpr = 2 if PACKED == 2 and GROUP == APART else 1  # groups of a block of half bytes
-    if LATE:
+    if WORDS:
+        WORD: tl.constexpr = tl.int64 if RUNS == 8 else tl.int32 if RUNS == 4 else tl.int16
+        scale_words = scales.to(tl.pointer_type(WORD)) + (safe_n * (groups // RUNS))[:, None]
+        next_scale = _of_words(tl.load(scale_words + first // BLOCK_K), SCALE, LIFT, RUNS)
+    elif LATE:
         next_scale, next_zero = _of_group(scales, zeros, safe_n * groups + first // GROUP, in_n, SCALE, ZEROS, NOTHING)
     elif RUNS > 1:
         next_scale, next_zero, next_second, next_second_zero = _of_runs(
@@ -159,7 +183,6 @@ def _tile_rows_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    FOUR: tl.constexpr = CODE == 3 and PTX and x.dtype.element_ty == tl.bfloat16
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_m = m < rows
     x_rows = x + tl.minimum(m, rows - 1).to(tl.int64)[None, :] * depth
@@ -172,7 +195,11 @@ def _tile_rows_kernel(
         else:
             stored = tl.load(w_rows + place[None, :], mask=in_k[None, :], other=0)
         part = acc
-        if LATE:
+        if WORDS:
+            scale, second = next_scale, next_scale
+            words = tl.load(scale_words + tl.minimum(start + BLOCK_K, end - BLOCK_K) // BLOCK_K)
+            next_scale = _of_words(words, SCALE, LIFT, RUNS)
+        elif LATE:
             part = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             scale, zero = next_scale, next_zero
             later = start + BLOCK_K
@@ -200,11 +227,12 @@ def _tile_rows_kernel(
             elif FOUR:
                 # Two digits times one or four: exact in bfloat16.
                 w = _small_fp4(stored, half)
+                factor = scale if half == 0 else second
                 if LIFT == 0:
                     w *= tl.full(w.shape, SMALL_FP4, tl.bfloat16)
-                    w *= _spread((scale if half == 0 else second).to(tl.bfloat16), RUN)
-                else:
-                    w *= _spread(((scale if half == 0 else second) * LIFT).to(tl.bfloat16), RUN)
+                elif not WORDS:
+                    factor *= LIFT
+                w *= _spread(factor.to(tl.bfloat16), RUN)
             else:
                 w = _numbers(stored, CODE, half, HARDWARE)
                 if CODE == 2 and LATE:
@@ -271,6 +299,8 @@ def tile_rows(
     whole = weight.zeros is None or weight.zeros.dtype == torch.uint8
     magic = MAGIC_BITS.get(x.dtype, 0) if weight.code == "int4" and late and whole else 0
     lift, lower = LIFTS[weight.scale_code] if weight.scale_code == "e4m3" or weight.small else (0.0, 1.0)
+    four = weight.code == "fp4" and x.dtype == torch.bfloat16 and speaks_ptx(device)
+    words = four and depth % block_k == 0 and group >= 2 * weight.apart and block_k // group in (2, 4, 8)
     paired = late and weight.pairs is not None
     zeros = weight.pairs if paired else weight.zeros
     block_m = min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
@@ -290,7 +320,8 @@ def tile_rows(
         weight.scales, none if zeros is None else zeros,
         none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
         parts, locks_of(device), rows, columns, depth, groups, per_split,
-        CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], group, late, lift, lower,
+        CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], group, late,
+        four, words, lift, lower,
         2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
         converts_fp8(device), magic, speaks_ptx(device), chains(device), splits, depth % block_k == 0,
         block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages, **launch(device),

@@ -65,16 +65,17 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "multipliers"), [("fp4_mx", (127, 30)), ("fp4_mx", (128, 127)), ("fp4_mx", (200, 3)), ("fp4_nv", (1, 126))]
 )
-def test_every_code_of_four_bit_floats_is_read_exactly(kind: str, multipliers: tuple[int, int]) -> None:
+@pytest.mark.parametrize("depth", [128, 192])
+def test_every_code_of_four_bit_floats_is_read_exactly(kind: str, multipliers: tuple[int, int], depth: int) -> None:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-    each = (torch.arange(16).view(16, 1) + torch.arange(64)) % 16  # every code at every place
+    each = (torch.arange(16).view(16, 1) + torch.arange(depth)) % 16  # every code at every place
     codes = (each[:, 0::2] | (each[:, 1::2] << 4)).to(torch.uint8).to(DEVICE)
-    groups = 4 if kind == "fp4_nv" else 2
+    groups = depth // (16 if kind == "fp4_nv" else 32)
     scales = torch.tensor(multipliers, dtype=torch.uint8, device=DEVICE).repeat(16, groups // 2)
     rows = torch.full((16,), 0.5, device=DEVICE) if kind == "fp4_nv" else None
-    weight = CodedTensor(kind, (16, 64), codes, scales, row_scales=rows)
-    tiles = RowTiles(16 if DEVICE == "cpu" else 64, 64, 2, 2, 1)
-    got = tile_rows(torch.eye(64, device=DEVICE, dtype=dtype), coded(weight), None, tiles)
+    weight = CodedTensor(kind, (16, depth), codes, scales, row_scales=rows)
+    tiles = RowTiles(16 if DEVICE == "cpu" else 64, 128, 2, 2, 1)
+    got = tile_rows(torch.eye(depth, device=DEVICE, dtype=dtype), coded(weight), None, tiles)
     assert torch.equal(got.T.float(), weight.dequantize())
 
 
