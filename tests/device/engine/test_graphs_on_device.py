@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from engine.builder import BuiltEngine, build_engine
+from engine.core import EngineCore
+from engine.devices import open_device
+from engine.kv.manager import NULL_PAGE
 from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.runner.graphs import BUCKETS
 from engine.runner.step_graphs import StepSize
+from engine.scheduler.chunk import ScheduledChunk
 from tests.fakes.family_models import saved_model
 
 pytestmark = [
@@ -90,3 +94,46 @@ def test_replayed_steps_write_what_eager_ones_write(case: str, kv_dtype: str, tm
     # context, as for the longest: two logits may be that close. A cache of bytes then holds the next code of a number.
     most = sum(SIZES) // (100 if kv_dtype == "auto" else 20)
     assert different <= most, f"{different} of {sum(SIZES)} answers differ"
+
+
+def test_rows_that_pad_a_replayed_step_write_to_the_null_page_alone(tmp_path: Path) -> None:
+    saved_model("gemma3_text", tmp_path)
+    core = engine(tmp_path, True, "auto").core
+    assert isinstance(core, EngineCore)
+    core.pool.copy_(torch.randn(core.pool.shape, device=core.pool.device))
+    greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    for i in range(5):  # of a graph of eight rows
+        core.add(Submit(f"r{i}", [7 + i] * (14 + i), greedy))
+    seen: list[list[ScheduledChunk]] = []
+    core.on_step = seen.append
+    for _ in range(12):
+        core.step()
+    core._complete_inflight()
+    core.device.synchronize()
+    before = core.pool.clone()
+    seen.clear()
+    core.step()
+    core.device.synchronize()
+    (chunks,) = seen
+    assert [chunk.num_tokens for chunk in chunks] == [1] * 5
+    allowed = torch.zeros_like(core.pool)
+    size = core.layout.page_tokens
+    pages = core.pool.numel() // core.layout.large_page_elements
+    views = core.layout.views(allowed, pages)
+    for view, group in zip(views, core.layout.layer_groups, strict=True):
+        newest = [chunk.request.pages.tables[group][chunk.start // size] for chunk in chunks]
+        assert NULL_PAGE not in newest
+        view[[NULL_PAGE, *newest]] = 1
+    changed = core.pool != before
+    assert changed.any()
+    assert not (changed & (allowed == 0)).any()
+
+
+def test_inputs_and_tokens_go_through_pinned_memory() -> None:
+    device = open_device("cuda:0")
+    assert device.pinned_ints(5).is_pinned()
+    there = torch.arange(1000, device="cuda")
+    host, wait = device.copy_to_host(there)
+    assert host.is_pinned()
+    wait()
+    assert host.tolist() == list(range(1000))
