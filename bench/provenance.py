@@ -43,6 +43,8 @@ def commit() -> str:
         return done.stdout.strip()
 
     try:
+        if not Path(git("rev-parse", "--show-toplevel")).samefile(ROOT):  # an archive, unpacked within a checkout
+            return os.environ.get("SOURCE_COMMIT", "unknown")
         return git("rev-parse", "--short", "HEAD") + ("-changed" if git("diff", "HEAD", "--name-only") else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("SOURCE_COMMIT", "unknown")

@@ -1,0 +1,15 @@
+"""Where a result says that it comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import provenance
+
+
+def test_archive_within_another_checkout_says_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "ROOT", provenance.ROOT / "bench")
+    monkeypatch.setenv("SOURCE_COMMIT", "abc1234")
+    assert provenance.commit() == "abc1234"
+    monkeypatch.delenv("SOURCE_COMMIT")
+    assert provenance.commit() == "unknown"
