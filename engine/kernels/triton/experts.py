@@ -15,7 +15,7 @@ from engine.kernels.triton.attention_tiles import shared_bytes
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.device import copies_tiles
 from engine.kernels.triton.few_experts import ACTIVATIONS, _gated, few_experts
-from engine.kernels.triton.grouped_experts import LEAST_ROWS, fits, grouped_parts
+from engine.kernels.triton.grouped_experts import fits, grouped_parts
 from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows, sorted_pairs, summed
 from engine.quant.expert_stack import ExpertStack
 
@@ -128,8 +128,7 @@ def _many(
 ) -> torch.Tensor:
     tokens, choices = ids.shape
     found = sorted_pairs(ids, gate_up.num_experts)
-    grouped = ids.numel() >= LEAST_ROWS * gate_up.num_experts and copies_tiles(x.device) and fits(x, gate_up)
-    run = grouped_parts if grouped else _parts
+    run = grouped_parts if copies_tiles(x.device) and fits(x, gate_up, found) else _parts
     parts = run(x, choices, weights, gate_up, down, gate_up_bias, down_bias, activation, found)
     return summed(parts, tokens, x.dtype)
 

@@ -21,7 +21,6 @@ from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows
 if TYPE_CHECKING:
     from engine.quant.expert_stack import ExpertStack
 
-LEAST_ROWS = 48  # that experts have on average: below, the weights' reading bounds, and not how they are multiplied
 ALIGNED = 8  # numbers of two bytes that a row's length is a multiple of
 
 
@@ -34,6 +33,7 @@ class GroupedTiles:
     stages: int
 
 
+# By rows of a tile: with fewer, the weights' reading bounds, and not how they are multiplied.
 GATE_UP = {64: GroupedTiles(64, 128, 64, 4, 4), 128: GroupedTiles(128, 128, 64, 8, 4)}
 DOWN = {64: GroupedTiles(64, 256, 64, 4, 4), 128: GroupedTiles(128, 256, 64, 8, 4)}
 
@@ -111,9 +111,14 @@ def _grouped_down_kernel(
     tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & in_n[None, :])
 
 
-def fits(x: torch.Tensor, gate_up: ExpertStack) -> bool:
-    """Whether rows of both products lie as descriptors want them."""
-    return x.element_size() == 2 and x.shape[1] % ALIGNED == 0 and gate_up.rows // 2 % ALIGNED == 0
+def fits(x: torch.Tensor, gate_up: ExpertStack, found: SortedPairs) -> bool:
+    """Whether there are tiles for so many rows, and rows of both products lie as descriptors want them."""
+    return (
+        found.block_m in GATE_UP
+        and x.element_size() == 2
+        and x.shape[1] % ALIGNED == 0
+        and gate_up.rows // 2 % ALIGNED == 0
+    )
 
 
 def grouped_parts(

@@ -76,8 +76,20 @@ def test_grouped_experts_match_the_reference(width, tokens, activation):
     assert error_of(parts.view(tokens, 2, hidden).float().sum(dim=1), truth) < 3e-3
 
 
+@pytest.mark.parametrize("tokens", [17, 48, 49, 64, 70])
+def test_any_number_of_tokens_finds_its_tiles(tokens, monkeypatch):
+    """As on a device that copies tiles by descriptors; one expert, so that averages are what tokens say."""
+    monkeypatch.setattr("engine.kernels.triton.experts.copies_tiles", lambda device: True)
+    monkeypatch.setattr("engine.kernels.triton.experts.FEW_PAIRS", 0)
+    x, ids, weights, gate_up, down = case(tokens, torch.float16, hidden=40, inner=24)
+    gate_up, down = (ExpertStack(stack.weight[: stack.rows], 1) for stack in (gate_up, down))
+    ids, weights = torch.zeros_like(ids[:, :1]), weights[:, :1].contiguous()
+    truth = reference_experts.experts(x, ids, weights, gate_up, down)
+    assert error_of(triton_experts.experts(x, ids, weights, gate_up, down), truth) < 3e-3
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="a GPU alone copies tiles by descriptors")
-@pytest.mark.parametrize("tokens", [200, 700])
+@pytest.mark.parametrize("tokens", [100, 144, 200, 700])
 def test_many_tokens_take_grouped_experts(tokens):
     x, ids, weights, gate_up, down = case(tokens, torch.bfloat16, hidden=256, inner=96)
     truth = reference_experts.experts(x, ids, weights, gate_up, down)
