@@ -16,6 +16,9 @@ from engine.devices.upload import ReadAhead
 from engine.devices.uploader import BUFFER_BYTES, Stored
 from engine.errors import WorkerError
 from engine.kernels.cpu import abi, library
+from engine.models.checkpoint import MappedCheckpoint
+from engine.spec import read_spec
+from tests.fakes.family_models import saved_model
 from tests.fakes.host_streams import HostStreams
 
 HOST = torch.device("cpu")
@@ -163,6 +166,25 @@ def test_those_of_a_group_arrive_side_by_side_from_memory_and_from_files(
         (sending,) = sender.start([(stored, target)], piece)
         sender.finish(sending)
     assert torch.equal(target, torch.cat(parts))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_matrices_of_a_checkpoint_arrive_from_its_files(sender: NativeUploader, tmp_path: Path, name: str) -> None:
+    saved_model(name, tmp_path)
+    checkpoint = MappedCheckpoint(read_spec(tmp_path), lambda done, total: None)
+    ahead = ReadAhead(checkpoint.coming(), sender, limit_bytes=1 << 20)
+    ahead.fill()
+    found = 0
+    for role, layer in checkpoint.table:
+        matrix = checkpoint.matrix(role, layer)
+        assert isinstance(matrix, torch.Tensor)
+        arrived = ahead.take(matrix)
+        assert arrived is not None or matrix.dim() == 1, (role, layer)
+        if arrived is not None:
+            assert torch.equal(arrived, matrix), (role, layer)
+            found += 1
+    assert found > 10
+    ahead.close()
 
 
 def test_a_file_that_became_shorter_or_cannot_be_read_is_told(sender: NativeUploader, tmp_path: Path) -> None:

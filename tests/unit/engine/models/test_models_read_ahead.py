@@ -13,7 +13,10 @@ import torch
 from engine.devices import upload as upload_module
 from engine.devices.uploader import Uploader
 from engine.models import Model
+from engine.models.encoder import load_encoder
 from engine.quant.quant_tensor import stacked
+from engine.spec import read_spec
+from tests.fakes.encoders import CASES, saved_encoder, texts
 from tests.fakes.family_models import saved_model
 from tests.fakes.host_streams import HostStreams
 from tests.fakes.quantised_checkpoints import write_pair
@@ -81,6 +84,19 @@ def check(folder: Path, load: Callable[..., Model], harness: Callable[..., Any],
         truth = load(folder)
     for mine, theirs in zip(*(harness(one).run(PROMPTS, 4) for one in (model, truth)), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_encoder_is_the_same(name: str, tmp_path: Path, taken: list[bool]) -> None:
+    saved_encoder(name, tmp_path)
+    spec = read_spec(tmp_path)
+    encoder = load_encoder(spec, torch.device("cpu"), torch.float32, lambda done, total: None)
+    assert not upload_module._AHEAD
+    assert sum(taken) >= 8
+    with pytest.MonkeyPatch.context() as plain:
+        plain.setattr(upload_module, "STAGED_KINDS", ())
+        truth = load_encoder(spec, torch.device("cpu"), torch.float32, lambda done, total: None)
+    assert torch.equal(encoder.embed(texts()), truth.embed(texts()))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
