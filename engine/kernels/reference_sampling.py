@@ -16,7 +16,7 @@ MIN_TEMPERATURE = 1e-5
 HAVE_DOUBLE = ("cpu", "cuda")
 
 # Words of a row's record, the settings' floats as their bits.
-ROW, COUNT_ROW, TOP, ADDED_AT, ADDED, MASK, SPARE = range(7)
+ROW, COUNT_ROW, TOP, ADDED_AT, ADDED, MASK, SPARE, NOTHING = range(8)
 SETTINGS_AT = 8
 RECORD = 16
 
@@ -26,8 +26,8 @@ class Asked:
     """What some rows of a batch want beyond their largest logit: one buffer, which one copy brings to the device.
 
     words is int32: a record a row (its row; its row of counts or -1; how many alternatives or -1; where its added
-    numbers begin and how many they are; its mask or -1; its spare row or -1; settings); three lists of what is added to
-    logits, a token once a row: which record's, the token, the number; masks, a bit a token that may come.
+    numbers begin and how many they are; its mask or -1; its spare row or -1; 0; settings); three lists of what is added
+    to logits, a token once a row: which record's, the token, the number; masks, a bit a token that may come.
     """
 
     words: Tensor

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.devices import Device
-from engine.kernels.reference_sampling import ADDED, RECORD, ROW, SETTINGS_AT, TOP, Asked
+from engine.kernels.reference_sampling import ADDED, NOTHING, RECORD, ROW, SETTINGS_AT, TOP, Asked
 from engine.messages import TokenLogprob
 from engine.runner.constrain import Masks
 from engine.runner.sampler import Sampled, uniform
@@ -115,7 +115,7 @@ def draw(
 def draw_once(counts: TokenCounts, draw_tokens: DrawTokens, device: Device) -> None:
     """Draw from a row that is nobody's, so that what draws is compiled."""
     words = np.full(RECORD, -1, np.int32)
-    words[[ROW, TOP, ADDED]] = 0
+    words[[ROW, TOP, ADDED, NOTHING]] = 0
     words[SETTINGS_AT:] = np.array((1.0, 0.9, 0.0, 5.0, 0.5, 1.0, 0.0, 0.0), np.float32).view(np.int32)
     logits = torch.zeros(1, counts.table.shape[1], device=device.torch_device)
     picked = torch.zeros(1, dtype=torch.int32, device=device.torch_device)

@@ -13,41 +13,34 @@ from engine.kernels.reference_sampling import MIN_TEMPERATURE, ONE_OUTPUT, RECOR
 from engine.kernels.triton.filters import GROUP, LISTED, draw_token
 from engine.kernels.triton.logprobs import tell_logprobs
 
-BLOCK = 512  # a column a thread: what lanes list needs no other layout than what they load
+BLOCK = 2048
 TURNS = 14  # of a threshold's search: its interval shrinks by 4 ** 14
 ADDED_BLOCK = 128
 NUM_WARPS = 16
 
 
 @triton.jit
-def _scan(base, width, BLOCK: tl.constexpr):
-    """Each lane's largest logit and its least that is finite; where the row's largest first stands."""
+def _change(base, counts, count_row, mask, masked, repetition, presence, frequency, width, BLOCK: tl.constexpr):
+    """Leave the row with penalties and without what its mask forbids; its largest logit and where that first stands."""
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = tl.zeros([BLOCK], tl.int32)
-    least = tl.full([BLOCK], float("inf"), tl.float32)
-    for start in tl.range(0, width, BLOCK, loop_unroll_factor=8):
-        columns = start + tl.arange(0, BLOCK)
-        x = tl.load(base + columns, mask=columns < width, other=float("-inf"))
-        best_at = tl.where(x > best, columns, best_at)
-        best = tl.maximum(best, x)
-        least = tl.minimum(least, tl.where(x > float("-inf"), x, float("inf")))
-    return best, least, tl.min(tl.where(best == tl.max(best, axis=0), best_at, width), axis=0)
-
-
-@triton.jit
-def _change(base, counts, count_row, mask, masked, repetition, presence, frequency, width, BLOCK: tl.constexpr):
-    """Leave the row with penalties and without what its mask forbids."""
+    counted = count_row >= 0
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < width
         x = tl.load(base + columns, mask=inside, other=float("-inf"))
-        count = tl.load(counts + count_row * width + columns, mask=inside & (count_row >= 0), other=0)
+        count = tl.load(counts + count_row * width + columns, mask=inside & counted, other=0)
+        word = tl.load(mask + (columns >> 5), mask=inside & masked, other=-1)
         x = tl.where(count > 0, tl.where(x > 0, x / repetition, x * repetition), x)
         outputs = (count >> 1).to(tl.float32)
         x = x - frequency * outputs - tl.where(outputs > 0, presence, 0.0)
-        word = tl.load(mask + (columns >> 5), mask=inside & masked, other=-1)
-        tl.store(base + columns, tl.where(((word >> (columns & 31)) & 1) == 0, float("-inf"), x), mask=inside)
+        x = tl.where(((word >> (columns & 31)) & 1) == 0, float("-inf"), x)
+        tl.store(base + columns, x, mask=inside & (counted | masked))
+        best_at = tl.where(x > best, columns, best_at)
+        best = tl.maximum(best, x)
     tl.debug_barrier()  # the row is read by other threads
+    top = tl.max(best, axis=0)
+    return top, tl.min(tl.where(best == top, best_at, width), axis=0)
 
 
 @triton.jit
@@ -76,6 +69,7 @@ def _row(
     num_added = tl.load(mine + 4)
     mask_row = tl.load(mine + 5)
     spare_row = tl.load(mine + 6)
+    nothing = tl.load(mine + 7)
     setting = mine + SETTINGS_AT
     asked = tl.load(setting).to(tl.float32, bitcast=True)
     top_p = tl.load(setting + 1).to(tl.float32, bitcast=True)
@@ -89,29 +83,25 @@ def _row(
     own = base
     if spare_row >= 0:
         own = spare + spare_row.to(tl.int64) * width
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    least = tl.full([BLOCK], float("-inf"), tl.float32)
     chosen = largest
     top = tl.load(base + largest)
     raw_top = top
     log_sum = 0.0
     if alternatives >= 0:
-        best, least, log_sum = tell_logprobs(
+        log_sum = tell_logprobs(
             base, own, spare_row >= 0, told, most, alternatives, raw_top, width, BLOCK, CHUNKS
-        )
+        )  # fmt: skip
     if num_added > 0:
         _add(own, lists + added + added_at, lists + 2 * added + added_at, num_added, ADDED_BLOCK)
-    if (count_row >= 0) | (mask_row >= 0):
+    if (count_row >= 0) | (mask_row >= 0) | (num_added > 0):
         mask = lists + 3 * added + mask_row.to(tl.int64) * ((width + 31) // 32)
-        _change(own, counts, count_row, mask, mask_row >= 0, repetition, presence, frequency, width, BLOCK)
-    changed = (count_row >= 0) | (mask_row >= 0) | (num_added > 0)
-    if changed | ((alternatives < 0) & (asked > 0.0) & (top_k > 0.0)):
-        best, least, chosen = _scan(own, width, BLOCK)
-        top = tl.max(best, axis=0)
+        top, chosen = _change(
+            own, counts, count_row, mask, mask_row >= 0, repetition, presence, frequency, width, BLOCK
+        )
     if asked > 0.0:
         chosen = draw_token(
-            own, scratch, best, width, top, tl.min(least, axis=0),
-            tl.maximum(asked, MIN_TEMPERATURE), top_p, min_p, top_k, uniform, BLOCK, GROUPS, TURNS,
+            own, nothing, scratch, width, top, tl.maximum(asked, MIN_TEMPERATURE), top_p, min_p, top_k, uniform,
+            BLOCK, GROUPS, TURNS,
         )  # fmt: skip
     if alternatives >= 0:
         logprob = tl.load(base + chosen) - raw_top - log_sum
@@ -135,7 +125,7 @@ def _draw_kernel(
     largest = tl.load(picked + row)
     if largest >= 0:
         chosen = _row(
-            logits + row * width, spare, scratch + place * (BLOCK * LISTED), counts, mine,
+            logits + row * width, spare, scratch + place * (BLOCK // 2 * LISTED), counts, mine,
             told + place * (1 + 2 * most), most, added, words + rows * RECORD, largest, width,
             SETTINGS_AT, MIN_TEMPERATURE, ONE_OUTPUT, BLOCK, ADDED_BLOCK, CHUNKS, GROUPS, TURNS,
         )  # fmt: skip
@@ -147,7 +137,7 @@ def draw_tokens(logits: torch.Tensor, picked: torch.Tensor, counts: torch.Tensor
     values = logits if logits.dtype == torch.float32 else logits.float()
     width = values.shape[1]
     spare = torch.empty(asked.spares, width, dtype=torch.float32, device=logits.device)
-    scratch = torch.empty(asked.rows, BLOCK * LISTED.value, dtype=torch.float32, device=logits.device)
+    scratch = torch.empty(asked.rows, BLOCK // 2 * LISTED.value, dtype=torch.float32, device=logits.device)
     told = torch.empty(asked.rows, 1 + 2 * max(0, asked.most), dtype=torch.int32, device=logits.device)
     if asked.rows:
         chunks = triton.cdiv(width, BLOCK)

@@ -1,8 +1,9 @@
 """Which of a row's logits top_k, top_p and min_p leave, and the token that a number draws of them.
 
 top_k and top_p are found as a threshold on the logits, by splitting the interval in which it lies in four at each turn,
-so nothing is sorted. Logits that cannot lie under it are first listed, each lane its own, so that a turn reads a few
-instead of the row; if a lane has more of them than a list holds, turns read the row.
+so nothing is sorted. What each lane's largest logit say by themselves bounds it from below; what reaches that bound is
+listed, each lane its own, so that a turn reads a few logits instead of the row. If a lane has more of them than a list
+holds, turns read the row.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LISTED = tl.constexpr(32)  # of a lane
-GROUP = tl.constexpr(16)  # blocks whose weights are added up before their sum is kept
-LANE_TURNS = tl.constexpr(6)
+LISTED = tl.constexpr(16)  # of a lane
+GROUP = tl.constexpr(8)  # blocks whose weights are added up before their sum is kept
+LANE_TURNS = tl.constexpr(8)
 
 
 @triton.jit
@@ -41,16 +42,19 @@ def _narrowed(low, high, first, second, third, has1, has2, has3):
 
 
 @triton.jit
-def _under_kth(best, low, high, wanted):
-    """A value that at least so many lanes' largest reach, as high as a few turns find; else low."""
+def _bound(best, share, low, high, wanted):
+    """A value such that the lanes whose largest reaches it have so much together, as high as a few turns find; or low.
+
+    Before the search: nothing is as high as `high`.
+    """
     for _ in range(LANE_TURNS):
         quarter = (high - low) * 0.25
         first = low + quarter
         second = low + 2.0 * quarter
         third = low + 3.0 * quarter
-        has1 = tl.sum(tl.where(best >= first, 1.0, 0.0), axis=0) >= wanted
-        has2 = tl.sum(tl.where(best >= second, 1.0, 0.0), axis=0) >= wanted
-        has3 = tl.sum(tl.where(best >= third, 1.0, 0.0), axis=0) >= wanted
+        has1 = tl.sum(tl.where(best >= first, share, 0.0), axis=0) >= wanted
+        has2 = tl.sum(tl.where(best >= second, share, 0.0), axis=0) >= wanted
+        has3 = tl.sum(tl.where(best >= third, share, 0.0), axis=0) >= wanted
         low, high = _narrowed(low, high, first, second, third, has1, has2, has3)
     return low
 
@@ -58,24 +62,24 @@ def _under_kth(best, low, high, wanted):
 @triton.jit
 def _threshold(
     listed, held, longest, low, high, floor, wanted, top, temperature,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+    COUNT: tl.constexpr, LANES: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """The largest value such that what is listed at or above it, nothing below `floor` counted, reaches `wanted`.
 
     Between low, which reaches it, and high, which does not.
     """
-    lanes = tl.arange(0, BLOCK)
+    lanes = tl.arange(0, LANES)
     turn = 0
     while (turn < TURNS) & (high > low):
         quarter = (high - low) * 0.25
         first = low + quarter
         second = low + 2.0 * quarter
         third = low + 3.0 * quarter
-        sum1 = tl.zeros([BLOCK], tl.float32)
-        sum2 = tl.zeros([BLOCK], tl.float32)
-        sum3 = tl.zeros([BLOCK], tl.float32)
+        sum1 = tl.zeros([LANES], tl.float32)
+        sum2 = tl.zeros([LANES], tl.float32)
+        sum3 = tl.zeros([LANES], tl.float32)
         for at in range(longest):
-            x = tl.load(listed + at * BLOCK + lanes, mask=at < held, other=float("-inf"))
+            x = tl.load(listed + at * LANES + lanes, mask=at < held, other=float("-inf"))
             x = tl.where(x >= floor, x, float("-inf"))
             sum1 += _mass(x, first, top, temperature, COUNT)
             sum2 += _mass(x, second, top, temperature, COUNT)
@@ -92,60 +96,79 @@ def _threshold(
 
 
 @triton.jit
-def _floor(base, scratch, best, width, top, least, temperature, top_p, top_k, BLOCK: tl.constexpr,
-           TURNS: tl.constexpr):  # fmt: skip
-    """The least logit that top_k and top_p leave."""
-    lanes = tl.arange(0, BLOCK)
-    above = top + tl.abs(top) * 1e-6 + 1e-30  # nothing reaches it
-    counts = (top_k > 0.0) & (top_k < width)
-    low = least
-    if counts:
-        low = _under_kth(best, low, above, top_k)
-    else:  # All that lies under this has less weight together than top_p leaves out.
-        low = tl.maximum(low, top + tl.log((1.0 - top_p) / width) * temperature)
-    held = tl.zeros([BLOCK], tl.int32)
+def _survey(base, width, top, temperature, BLOCK: tl.constexpr):
+    """Each lane's largest logit, its least that is finite, its weight."""
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    least = tl.full([BLOCK], float("inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, width, BLOCK, loop_unroll_factor=4):
-        columns = start + lanes
+        columns = start + tl.arange(0, BLOCK)
         x = tl.load(base + columns, mask=columns < width, other=float("-inf"))
-        total += tl.where(x > float("-inf"), tl.exp((x - top) / temperature), 0.0)
-        hit = x >= low
-        tl.store(scratch + held * BLOCK + lanes, x, mask=hit & (held < LISTED))
-        held += hit.to(tl.int32)
+        total += tl.exp((x - top) / temperature)
+        best = tl.maximum(best, x)
+        least = tl.minimum(least, tl.where(x > float("-inf"), x, float("inf")))
+    return best, tl.min(least, axis=0), total
+
+
+@triton.jit
+def _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK: tl.constexpr, TURNS: tl.constexpr):
+    """The least logit that top_k and top_p leave.
+
+    nothing: 0, which the compiler does not know. That, and lanes of another number, keep it from loading columns by
+    four: what lanes list can be stored one by one alone, and would change its layout at every block.
+    """
+    LANES: tl.constexpr = BLOCK // 2
+    lanes = tl.arange(0, LANES)
+    above = top + tl.abs(top) * 1e-6 + 1e-30  # nothing reaches it
+    counts = (top_k > 0.0) & (top_k < width)
+    best, least, total = _survey(base, width, top, temperature, BLOCK)
+    wanted = tl.sum(total, axis=0) * top_p
+    # All that lies under this has less weight together than top_p leaves out.
+    under = tl.maximum(least, top + tl.log(tl.maximum(1.0 - top_p, 1e-30) / width) * temperature)
+    if counts:
+        low = _bound(best, tl.full([BLOCK], 1.0, tl.float32), least, above, top_k)
+    else:
+        low = _bound(best, tl.exp((best - top) / temperature), under, above, wanted)
+    held = tl.zeros([LANES], tl.int32)
+    for start in tl.range(0, width, LANES, loop_unroll_factor=2):
+        columns = start + lanes
+        x = tl.load(base + nothing + columns, mask=columns < width, other=float("-inf"))
+        tl.store(scratch + nothing + held * LANES + lanes, x, mask=(x >= low) & (held < LISTED))
+        held += (x >= low).to(tl.int32)
     tl.debug_barrier()
-    listed = scratch
+    listed = scratch + nothing
     longest = tl.max(held, axis=0)
     if longest > LISTED:
-        listed = base
-        held = (width - lanes + BLOCK - 1) // BLOCK
-        longest = (width + BLOCK - 1) // BLOCK
+        listed = base + nothing
+        held = (width - lanes + LANES - 1) // LANES
+        longest = (width + LANES - 1) // LANES
     floor = float("-inf")
     if counts:
-        floor = _threshold(listed, held, longest, low, above, floor, top_k, top, temperature, True, BLOCK, TURNS)
+        floor = _threshold(listed, held, longest, low, above, floor, top_k, top, temperature, True, LANES, TURNS)
     if top_p < 1.0:
         if counts:
-            total = tl.zeros([BLOCK], tl.float32)
+            share = tl.zeros([LANES], tl.float32)
             for at in range(longest):
-                x = tl.load(listed + at * BLOCK + lanes, mask=at < held, other=float("-inf"))
-                total += tl.where(x >= floor, tl.exp((x - top) / temperature), 0.0)
-        wanted = tl.sum(total, axis=0) * top_p
-        low = tl.maximum(tl.maximum(low, floor), top + tl.log((1.0 - top_p) / width) * temperature)
-        found = _threshold(listed, held, longest, low, above, floor, wanted, top, temperature, False, BLOCK, TURNS)
+                x = tl.load(listed + at * LANES + lanes, mask=at < held, other=float("-inf"))
+                share += tl.where(x >= floor, tl.exp((x - top) / temperature), 0.0)
+            wanted = tl.sum(share, axis=0) * top_p
+            low = tl.maximum(under, floor)
+        found = _threshold(listed, held, longest, low, above, floor, wanted, top, temperature, False, LANES, TURNS)
         floor = tl.maximum(floor, found)
     return floor
 
 
 @triton.jit
-def draw_token(base, scratch, best, width, top, least, temperature, top_p, min_p, top_k, uniform, BLOCK: tl.constexpr,
+def draw_token(base, nothing, scratch, width, top, temperature, top_p, min_p, top_k, uniform, BLOCK: tl.constexpr,
                GROUPS: tl.constexpr, TURNS: tl.constexpr):  # fmt: skip
     """The token where the sum of the weights that filters leave, in vocabulary order, passes the uniform number.
 
-    top: the row's largest logit. best, least: each lane's largest, the row's least, which top_k alone needs
+    top: the row's largest logit
     """
     lowest = top + tl.log(tl.maximum(min_p, 1e-38)) * temperature
     lowest = tl.where(min_p > 0.0, lowest, float("-inf"))
     if (top_p < 1.0) | ((top_k > 0.0) & (top_k < width)):
-        floor = _floor(base, scratch, best, width, top, least, temperature, top_p, top_k, BLOCK, TURNS)
+        floor = _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK, TURNS)
         lowest = tl.maximum(lowest, floor)
     groups = tl.arange(0, GROUPS)
     sums = tl.zeros([GROUPS], tl.float32)

@@ -14,35 +14,28 @@ NOWHERE = tl.constexpr(2147483647)
 
 @triton.jit
 def tell_logprobs(base, copy, copies, told, most, count, top, width, BLOCK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Each lane's largest logit and its least that is finite; the logarithm of the sum of exp beside the row's `top`.
+    """The logarithm of the sum of exp beside the row's largest logit `top`.
 
     Stores the `count` alternatives, and the row's copy if it `copies`.
     """
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = tl.full([BLOCK], NOWHERE, tl.int32)
-    share = tl.zeros([BLOCK], tl.float32)  # of the sum, beside the lane's largest
-    least = tl.full([BLOCK], float("inf"), tl.float32)
-    for start in tl.range(0, width, BLOCK, loop_unroll_factor=4):
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, width, BLOCK, loop_unroll_factor=2):
         columns = start + lanes
         inside = columns < width
         x = tl.load(base + columns, mask=inside, other=float("-inf"))
         tl.store(copy + columns, x, mask=inside & copies)
-        is_number = x > float("-inf")
-        last = tl.where(is_number & (best > float("-inf")), best, 0.0)  # share is 0 where there is none
-        weight = tl.where(is_number, tl.exp(-tl.abs(tl.where(is_number, x, 0.0) - last)), 0.0)
-        share = tl.where(x > best, share * weight + 1.0, share + weight)
+        total += tl.exp(x - top)
         best_at = tl.where(inside & ((x > best) | (best_at == NOWHERE)), columns, best_at)
         best = tl.maximum(best, x)
-        least = tl.minimum(least, tl.where(is_number, x, float("inf")))
     tl.debug_barrier()  # the copy is read by other threads
-    log_sum = tl.log(tl.sum(tl.where(best > float("-inf"), share * tl.exp(best - top), 0.0), axis=0))
+    log_sum = tl.log(tl.sum(total, axis=0))
     own = tl.arange(0, CHUNKS)  # the columns of one lane
-    left = best
-    left_at = best_at
     for at in range(count):
-        value = tl.max(left, axis=0)
-        token = tl.min(tl.where(left == value, left_at, NOWHERE), axis=0)
+        value = tl.max(best, axis=0)
+        token = tl.min(tl.where(best == value, best_at, NOWHERE), axis=0)
         tl.store(told + 1 + at, (value - top - log_sum).to(tl.int32, bitcast=True))
         tl.store(told + 1 + most + at, token)
         lane = token % BLOCK
@@ -51,6 +44,6 @@ def tell_logprobs(base, copy, copies, told, most, count, top, width, BLOCK: tl.c
         after = (columns < width) & ((x < value) | ((x == value) & (columns > token)))
         following = tl.max(tl.where(after, x, float("-inf")), axis=0)
         place = tl.min(tl.where(after & (x == following), columns, NOWHERE), axis=0)
-        left = tl.where(lanes == lane, following, left)
-        left_at = tl.where(lanes == lane, place, left_at)
-    return best, least, log_sum
+        best = tl.where(lanes == lane, following, best)
+        best_at = tl.where(lanes == lane, place, best_at)
+    return log_sum

@@ -54,7 +54,7 @@ def asking(
     lists: list[tuple[int, int, float]] = []
     for at in range(count):
         numbers = (added or {}).get(at, {})
-        words[at, 3], words[at, 4] = len(lists), len(numbers)
+        words[at, 3], words[at, 4], words[at, 7] = len(lists), len(numbers), 0
         lists += [(at, token, number) for token, number in numbers.items()]
         words[at, 5] = at if masks is not None and at < len(masks) else -1
     changed = (words[:, 1] >= 0) | (words[:, 4] > 0) | (words[:, 5] >= 0)
@@ -148,7 +148,7 @@ def test_row_that_is_not_finite_stays_marked_and_nothing_counts_for_it():
     assert counts.sum(dim=1).tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("block", [64, choose.BLOCK])
+@pytest.mark.parametrize("block", [128, choose.BLOCK])
 def test_flat_rows_are_filtered_too_and_so_are_those_of_few_columns(block, monkeypatch):
     """More logits may lie above a threshold than lanes list: then the row is gone through."""
     monkeypatch.setattr(choose, "BLOCK", block)
@@ -156,7 +156,7 @@ def test_flat_rows_are_filtered_too_and_so_are_those_of_few_columns(block, monke
     width = 2500
     logits = torch.randn(8, width, device=DEVICE) * torch.tensor([[0.05], [3.0]] * 4, device=DEVICE)
     logits[6:, 30:] = float("-inf")
-    rows = torch.arange(8, dtype=torch.int32, device=DEVICE)[:: 1 if block > 64 else 2]
+    rows = torch.arange(8, dtype=torch.int32, device=DEVICE)[:: 1 if block > 128 else 2]
     wanted = torch.zeros(8, 8, device=DEVICE)
     wanted[:, 0] = wanted[:, 5] = 1.0
     wanted[:, 1] = torch.tensor([0.9, 0.9, 1.0, 1.0, 0.95, 0.95, 0.9, 1.0])
