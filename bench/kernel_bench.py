@@ -19,6 +19,7 @@ from engine.quant.encode import encode
 
 Item = TypeVar("Item")
 COMPILERS = 12
+COPY_BYTES_S = 4.2e12  # of an H200
 
 
 class Bench:
@@ -28,6 +29,7 @@ class Bench:
         self.device = torch.device(arguments.device)
         self.kinds: list[str] = arguments.kinds
         self.sweep: bool = arguments.sweep
+        self.copy_bytes_s = COPY_BYTES_S
         self.scale: int = arguments.scale
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float16
         self.found: dict[str, tuple[str, tuple[int, ...]]] = {}  # for engine.kernels.triton.tuned

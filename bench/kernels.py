@@ -6,6 +6,7 @@
              weights decoded once for each product
     native   E4M3 and int8 activations and weights: the library's kernel and ours
     mixed    int8 with outlier columns, beside bf16, plain int8, a decomposition in two products, and decoding by tile
+    sampling choosing tokens: penalties, filters, log-probabilities
 
 With --sweep each kernel is tried with several tiles, and the best are printed. One JSON line a figure, the first says
 where they come from. "step" is the sum over a Llama-8B's matrices, 32 layers and the head.
@@ -27,6 +28,7 @@ from bench.kernel_bench import Bench, copies, plain_copies, truth
 from bench.kernel_timing import relative_error
 from bench.kernels_mixed import SHAPES as MIXED_SHAPES
 from bench.kernels_mixed import mixed
+from bench.kernels_sampling import sampling
 from bench.provenance import provenance
 from engine.kernels.triton import fp8_rows, quant_dots, quant_linear
 from engine.kernels.triton.coded import CodedWeight
@@ -48,7 +50,6 @@ LLAMA: dict[str, Shape] = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4
 HEAD: Shape = (4096, 128256)
 LAYERS = 32
 KINDS = ("fp8", "fp8_128", "int8", "int4", "fp4_nv", "fp4_mx")  # _128: E4M3 with a multiplier for 128 numbers
-COPY_BYTES_S = 4.2e12  # of an H200
 DOTS_SWEEP = tuple(
     DotsTiles(*sizes)
     for sizes in (
@@ -110,7 +111,7 @@ def _gemv_of(bench: Bench, rows: int, name: str, shape: Shape) -> dict[str, floa
             rows=rows,
             us=took[kind],
             tb_s=round(bytes_s / 1e12, 2),
-            of_copy=round(bytes_s / COPY_BYTES_S, 2),
+            of_copy=round(bytes_s / bench.copy_bytes_s, 2),
             bf16_us=round(base_us, 2),
             over_bf16=round(base_us / took[kind], 2),
             error=relative_error(few_rows(x, weight), truth(x, weight)),
@@ -270,6 +271,7 @@ PARTS: dict[str, tuple[Callable[[Bench, int], None], tuple[int, ...]]] = {
     "large": (large, (64, 128, 256, 512, 2048)),
     "native": (native, (32, 64, 256, 512, 4096)),
     "mixed": (mixed_shapes, (16, 64, 256, 512, 2048)),
+    "sampling": (sampling, (1, 64, 256)),
 }
 
 

@@ -66,6 +66,10 @@ def _mixed(line: Line) -> list[str]:
     ]
 
 
+def _sampling(line: Line) -> list[str]:
+    return [line["what"], str(line["rows"]), f"{line['us']:.0f} µs", f"{line['bytes_us']:.0f} µs"]
+
+
 def _kind(line: Line) -> str:
     kind = str(line["kind"])
     return KINDS.get(kind, kind)
@@ -111,5 +115,10 @@ TABLES: dict[str, tuple[str, list[str], Callable[[Line], list[str]]]] = {
             "error",
         ],
         _mixed,
+    ),
+    "sampling": (
+        "Choosing a batch's tokens, the largest logits included; beside what reading 128,256 logits a row once takes",
+        ["what is asked for", "rows", "time", "bytes alone"],
+        _sampling,
     ),
 }

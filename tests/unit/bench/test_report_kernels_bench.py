@@ -28,10 +28,12 @@ MIXED = {
 
 def test_each_part_gets_a_table_with_its_ratios() -> None:
     refused = {"fig": "refused", "tiles": [], "why": "too large"}
-    text = kernels_section([ORIGIN, STEP, LARGE, MIXED, refused])
+    sampling = {"fig": "sampling", "what": "top_p 0.9", "rows": 256, "vocab": 128256, "us": 210.4, "bytes_us": 31.3}
+    text = kernels_section([ORIGIN, STEP, LARGE, MIXED, sampling, refused])
     assert "| int4 | 1 | 1.23 ms | 2.95× |" in text
     assert "| fp8 | down | 4,096 | 102.0 µs | 0.80× | 1.02 |" in text
     assert "| 512 × 4,096 × 12,288 | 64 | 50.0 µs | 1.40× | 93% | 4.88× |  | 0.0100 (12.0× less than int8) |" in text
+    assert "| top_p 0.9 | 256 | 210 µs | 31 µs |" in text
     assert "T/s" not in text, "no table without figures"
 
 
