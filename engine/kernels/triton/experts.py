@@ -15,7 +15,7 @@ from engine.kernels.triton.attention_tiles import shared_bytes
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.device import copies_tiles
 from engine.kernels.triton.few_experts import ACTIVATIONS, _gated, few_experts
-from engine.kernels.triton.grouped_experts import fits, grouped_parts
+from engine.kernels.triton.grouped_experts import fits, grouped_parts, grouped_rows
 from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows, sorted_pairs, summed
 from engine.quant.expert_stack import ExpertStack
 
@@ -127,8 +127,9 @@ def _many(
     activation: str,
 ) -> torch.Tensor:
     tokens, choices = ids.shape
-    found = sorted_pairs(ids, gate_up.num_experts)
-    run = grouped_parts if copies_tiles(x.device) and fits(x, gate_up, found) else _parts
+    rows = grouped_rows(ids.numel(), gate_up.num_experts) if copies_tiles(x.device) and fits(x, gate_up) else None
+    found = sorted_pairs(ids, gate_up.num_experts, rows)
+    run = _parts if rows is None else grouped_parts
     parts = run(x, choices, weights, gate_up, down, gate_up_bias, down_bias, activation, found)
     return summed(parts, tokens, x.dtype)
 
