@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
 LAYERS, HIDDEN, INNER, VOCAB = 12, 512, 768, 4096
+EXPERTS = 16
 REPLAYS = 50
 
 
@@ -55,22 +56,55 @@ def step_of(kind: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return step
 
 
-def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.kernels.triton import fine_rows, fp8_rows, gemv, greedy, norms, quant_dots
+def step_of_experts() -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The same with experts: a few tokens' pairs, tiles of rows, or rows grouped, by how many tokens there are."""
+    from engine.kernels.triton import experts, gemv, greedy, norms, route
+    from engine.quant.expert_stack import ExpertStack
 
-    for module in (fine_rows, fp8_rows, gemv, greedy, norms, quant_dots):
+    torch.manual_seed(1)
+    norm = torch.rand(HIDDEN, device="cuda") + 0.5
+    head = (torch.randn(VOCAB, HIDDEN, device="cuda") * 0.1).to(torch.bfloat16)
+    layers = []
+    for _ in range(LAYERS):
+        shapes = ((EXPERTS, HIDDEN), (EXPERTS * 2 * INNER, HIDDEN), (EXPERTS * HIDDEN, INNER))
+        router, up, down = ((torch.randn(shape, device="cuda") * 0.06).to(torch.bfloat16) for shape in shapes)
+        layers.append((router, ExpertStack(up, EXPERTS), ExpertStack(down, EXPERTS)))
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        residual = torch.zeros_like(x)
+        for router, up, down in layers:
+            normed, residual = norms.add_rms_norm(x, residual, norm, 1e-5)
+            ids, shares = route.route(gemv.linear(normed, router), 4)
+            x = experts.experts(normed, ids, shares, up, down)
+        normed, residual = norms.add_rms_norm(x, residual, norm, 1e-5)
+        return residual, greedy.pick_greedy(gemv.linear(normed, head).float())
+
+    return step
+
+
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.kernels.triton import experts, few_experts, fine_rows, fp8_rows, gemv, greedy, grouped_experts, norms
+    from engine.kernels.triton import quant_dots, route, sorted_pairs
+
+    modules = (fine_rows, fp8_rows, gemv, greedy, norms, quant_dots)
+    for module in (*modules, experts, few_experts, grouped_experts, route, sorted_pairs):
         monkeypatch.setattr(module, "chains", lambda device: False)
         monkeypatch.setattr(module, "launch", lambda device: {})
 
 
-@pytest.mark.parametrize("kind", ["plain", "fp8", "int4", "fp4_nv"])
-def test_chained_kernels_give_what_they_give_one_after_the_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [("plain", 2), ("fp8", 2), ("int4", 2), ("fp4_nv", 2), ("experts", 2), ("experts", 40), ("experts", 200)],
+)
+def test_chained_kernels_give_what_they_give_one_after_the_other(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from engine.kernels.triton.chained import chains
 
     if not chains(torch.device("cuda:0")):
         pytest.skip("kernels are not chained on this device")
-    step = step_of(kind)
-    inputs = [torch.randn(2, HIDDEN, device="cuda").to(torch.bfloat16) for _ in range(REPLAYS)]
+    step = step_of_experts() if kind == "experts" else step_of(kind)
+    inputs = [torch.randn(rows, HIDDEN, device="cuda").to(torch.bfloat16) for _ in range(REPLAYS)]
     static = inputs[0].clone()
     step(static)
     torch.cuda.synchronize()
