@@ -83,8 +83,19 @@ def step_of_experts() -> Callable[[Tensor], tuple[Tensor, Tensor]]:
 
 
 def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.kernels.triton import experts, few_experts, fine_rows, fp8_rows, gemv, greedy, grouped_experts, norms
-    from engine.kernels.triton import quant_dots, route, sorted_pairs
+    from engine.kernels.triton import (
+        experts,
+        few_experts,
+        fine_rows,
+        fp8_rows,
+        gemv,
+        greedy,
+        grouped_experts,
+        norms,
+        quant_dots,
+        route,
+        sorted_pairs,
+    )
 
     modules = (fine_rows, fp8_rows, gemv, greedy, norms, quant_dots)
     for module in (*modules, experts, few_experts, grouped_experts, route, sorted_pairs):
