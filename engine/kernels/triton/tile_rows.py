@@ -46,15 +46,15 @@ LOW_FP16, HIGH_FP16 = tl.constexpr(_ptx("0x64646464", _LOW)), tl.constexpr(_ptx(
 
 
 @triton.jit
-def _above(stored, TYPE: tl.constexpr, MAGIC: tl.constexpr, HALF: tl.constexpr, PTX: tl.constexpr):
+def _above(stored, TYPE: tl.constexpr, MAGIC: tl.constexpr, HALF: tl.constexpr, PTX: tl.constexpr, MOVES: tl.constexpr):
     """128 or 1024, whose last bits are free, plus the code in a half of each byte, by setting bits."""
     if PTX:
         if MAGIC == 0x4300:
             asm: tl.constexpr = LOW_BF16 if HALF == 0 else HIGH_BF16
-            value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
+            value = tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=MOVES, pack=4)
         else:
             other: tl.constexpr = LOW_FP16 if HALF == 0 else HIGH_FP16
-            value = tl.inline_asm_elementwise(other, "=r,=r,r", [stored], dtype=tl.float16, is_pure=True, pack=4)
+            value = tl.inline_asm_elementwise(other, "=r,=r,r", [stored], dtype=tl.float16, is_pure=MOVES, pack=4)
     else:
         nibble = (stored & 0xF) if HALF == 0 else (stored >> 4)
         value = (nibble.to(tl.int16) | MAGIC).to(TYPE, bitcast=True)
@@ -73,10 +73,10 @@ _HIGH_FP4 = tl.constexpr(_moved("mov.b32 s, $2;", "shr.u32 e, $2, 6;", "shl.b32 
 
 
 @triton.jit
-def _small_fp4(stored, HALF: tl.constexpr):
+def _small_fp4(stored, HALF: tl.constexpr, MOVES: tl.constexpr):
     """2^-126 of the numbers in a half of each byte: exact, of which a half is no normal number."""
     asm: tl.constexpr = _LOW_FP4 if HALF == 0 else _HIGH_FP4
-    return tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4)
+    return tl.inline_asm_elementwise(asm, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=MOVES, pack=4)
 
 
 @triton.jit
@@ -142,14 +142,14 @@ def _tile_rows_kernel(
     CODE: tl.constexpr, APART: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr,
     FOUR: tl.constexpr, WORDS: tl.constexpr, LIFT: tl.constexpr, LOWER: tl.constexpr, ZEROS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
-    PTX: tl.constexpr, CHAINED: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    PTX: tl.constexpr, MOVES: tl.constexpr, CHAINED: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
 
     APART: numbers between a byte's low one and its high one. FOUR: E2M1 by _small_fp4. WORDS: multipliers of a step are
-    read as one word of each row. LIFT: times scales and LOWER times sums, gives what
-    _small_fp4 leaves out; 0 where scales are too large for it.
+    read as one word of each row. MOVES: half bytes may be decoded where the matrix units read them. LIFT: times scales
+    and LOWER times sums, gives what _small_fp4 leaves out; 0 where scales are too large for it.
     MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -181,7 +181,6 @@ def _tile_rows_kernel(
     if CHAINED:
         ask_for(w_rows + tl.minimum(first // PACKED + tl.arange(0, AHEAD_LINES) * 128, row_bytes - 1)[None, :])
     if CHAINED:
-        let_next_start()
         wait_for_last()
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_m = m < rows
@@ -222,11 +221,11 @@ def _tile_rows_kernel(
                 a = tl.load(x_rows + k[:, None], mask=in_m[None, :] & in_k[:, None], other=0.0)
             if MAGIC > 0:
                 # 128 or 1024 plus the code by setting bits, less as much plus the zero point: exact in 16 bits.
-                w = _above(stored, a.dtype, MAGIC, half, PTX)
+                w = _above(stored, a.dtype, MAGIC, half, PTX, MOVES)
                 w -= (zero + (128.0 if MAGIC == 0x4300 else 1024.0)).to(a.dtype)[:, None]
             elif FOUR:
                 # Two digits times one or four: exact in bfloat16.
-                w = _small_fp4(stored, half)
+                w = _small_fp4(stored, half, MOVES)
                 factor = scale if half == 0 else second
                 if LIFT == 0:
                     w *= tl.full(w.shape, SMALL_FP4, tl.bfloat16)
@@ -242,12 +241,16 @@ def _tile_rows_kernel(
                 if RUNS > 1:
                     if CODE == 2 and ZEROS == 1:
                         w -= _spread(zero if half == 0 else second_zero, RUN)
+                    elif ZEROS == 1:
+                        w -= _spread(zero - 128.0, RUN)
                     w *= _spread(scale if half == 0 else second, RUN)
             part = tl.dot(w.to(a.dtype), a, part, input_precision="ieee")
         if LATE:
             acc += part * scale[:, None]
         else:
             acc = part
+    if CHAINED:
+        let_next_start()  # not before: programs of the next kernel would crowd where there is room now
     if GROUP == 0:
         acc *= tl.load(scales + safe_n).to(tl.float32)[:, None]
     if HAS_ROW_SCALES:
@@ -283,6 +286,7 @@ class RowTiles:
     warps: int
     stages: int
     splits: int = 1  # of K, where there are few tiles
+    apart: bool = False  # half bytes are decoded where loads put them, not where the matrix units read them
 
 
 def tile_rows(
@@ -323,7 +327,7 @@ def tile_rows(
         CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], group, late,
         four, words, lift, lower,
         2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
-        converts_fp8(device), magic, speaks_ptx(device), chains(device), splits, depth % block_k == 0,
+        converts_fp8(device), magic, speaks_ptx(device), not tiles.apart, chains(device), splits, depth % block_k == 0,
         block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages, **launch(device),
     )  # fmt: skip
     return out
