@@ -176,7 +176,7 @@ def test_row_is_the_same_alone_and_in_a_batch():
     rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
     wanted = settings(torch.rand(count))
     together = chosen(choose.draw_tokens, logits, asking(rows, wanted), no_counts(5000))[0].tolist()
-    for at in range(count):
+    for at in range(0, count, 1 if DEVICE == "cuda" else 3):
         one = asking(rows[at : at + 1], wanted[at : at + 1])
         assert chosen(choose.draw_tokens, logits, one, no_counts(5000))[0].tolist() == [together[at]]
 
@@ -185,7 +185,7 @@ def test_row_is_the_same_alone_and_in_a_batch():
 def test_draws_follow_the_filtered_distribution(top_p, top_k):
     """Draws with evenly spread uniform numbers must fall as the probabilities do."""
     row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], device=DEVICE)
-    count = 600 if DEVICE == "cuda" else 24  # each row is a slow program in the interpreter
+    count = 600 if DEVICE == "cuda" else 12  # each row is a slow program in the interpreter
     wanted = torch.zeros(count, 8, device=DEVICE)
     wanted[:, 0], wanted[:, 1], wanted[:, 3], wanted[:, 5] = 1.0, top_p, top_k, 1.0
     wanted[:, 4] = (torch.arange(count, device=DEVICE) + 0.5) / count
