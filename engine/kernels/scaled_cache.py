@@ -42,7 +42,11 @@ def rounded(numbers: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -
     wide = numbers.to(torch.float32)
     largest = LARGEST[dtype]
     sizes = wide.abs().amax(dim=-1)
-    made = sizes.clamp_min(SMALLEST) / largest if scales is None else scales.expand_as(sizes)
+    if scales is None:
+        # By a tensor: what is divided by a plain number on a device is multiplied with its inverse, which rounds twice.
+        made = sizes.clamp_min(SMALLEST) / torch.full_like(sizes, largest)
+    else:
+        made = scales.expand_as(sizes)
     made = torch.where(sizes.isfinite(), made, torch.nan)
     scaled = (wide / made.unsqueeze(-1)).clamp(-largest, largest).nan_to_num(0.0)
     if dtype is torch.int8:

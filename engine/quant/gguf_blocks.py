@@ -18,7 +18,7 @@ from engine.quant.low_bits import half, iq4_nl, iq4_xs, mxfp4, nibbles, q2_k, q3
 Dequantiser = Callable[[Tensor], Tensor]
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
+def fifth_bits(packed: Tensor) -> Tensor:
     """[B, 4] bytes, a little-endian word of 32 bits -> [B, 32] with 16 where the bit is set."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts) & 1).reshape(packed.shape[0], 32) << 4
@@ -45,12 +45,12 @@ def _q4_1(blocks: Tensor) -> Tensor:
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    quants = nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    quants = nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])
     return half(blocks, 0) * (quants.to(torch.float32) - 16.0)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    quants = nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    quants = nibbles(blocks[:, 8:]) | fifth_bits(blocks[:, 4:8])
     return half(blocks, 0) * quants.to(torch.float32) + half(blocks, 2)
 
 
@@ -58,7 +58,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
     return half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32)
 
 
-def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+def k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     """The 12 bytes of eight 6-bit scales and eight 6-bit minima -> two [B, 8, 1] float32."""
     first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = torch.cat((first & 63, (rest & 15) | ((first >> 6) << 4)), dim=1)
@@ -68,26 +68,26 @@ def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _k_affine(blocks: Tensor, quants: Tensor) -> Tensor:
     """Eight sub-blocks of 32: d * scale * q - dmin * minimum. quants [B, 8, 32]."""
-    scales, minima = _k_scales(blocks[:, 4:16])
+    scales, minima = k_scales(blocks[:, 4:16])
     scale = half(blocks, 0).unsqueeze(-1) * scales
     offset = half(blocks, 2).unsqueeze(-1) * minima
     return (scale * quants.to(torch.float32) - offset).reshape(blocks.shape[0], 256)
 
 
-def _k_nibbles(packed: Tensor) -> Tensor:
+def k_nibbles(packed: Tensor) -> Tensor:
     """[B, 128] bytes -> [B, 8, 32]: each run of 32 bytes holds two sub-blocks, low nibbles first."""
     runs = packed.reshape(-1, 4, 1, 32)
     return torch.cat((runs & 15, runs >> 4), dim=2).reshape(-1, 8, 32)
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    return _k_affine(blocks, _k_nibbles(blocks[:, 16:144]))
+    return _k_affine(blocks, k_nibbles(blocks[:, 16:144]))
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).reshape(1, 8, 1)
     high = ((blocks[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4
-    return _k_affine(blocks, _k_nibbles(blocks[:, 48:176]) | high)
+    return _k_affine(blocks, k_nibbles(blocks[:, 48:176]) | high)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:

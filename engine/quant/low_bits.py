@@ -50,14 +50,22 @@ def q2_k(blocks: Tensor) -> Tensor:
 
 
 def q3_k(blocks: Tensor) -> Tensor:
-    """Sixteen sub-blocks of 16: a six-bit scale each, two bits and an inverted third one a number."""
+    quants, scales = q3_k_parts(blocks)
+    return (scales.unsqueeze(-1) * quants).reshape(blocks.shape[0], 256)
+
+
+def q3_k_parts(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Sixteen sub-blocks of 16: two bits and an inverted third one a number, and a six-bit scale each.
+
+    Shapes: blocks [B, bytes] -> [B, 16, 16] float32, [B, 16] float32
+    """
     count = blocks.shape[0]
     low = shifted(blocks[:, 96:104], 4, 2).reshape(count, 16) & 15
     high = shifted(blocks[:, 104:108], 2, 4).reshape(count, 16) & 3
     scales = half(blocks, 108) * ((low | (high << 4)).to(torch.float32) - 32.0)
     quants = (shifted(blocks[:, 32:96].reshape(count, 2, 32), 2, 4) & 3).reshape(count, 16, 16)
     missing = (shifted(blocks[:, :32], 1, 8) & 1 ^ 1).reshape(count, 16, 16) << 2
-    return (scales.unsqueeze(-1) * (quants.to(torch.float32) - missing.to(torch.float32))).reshape(count, 256)
+    return quants.to(torch.float32) - missing.to(torch.float32), scales
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:

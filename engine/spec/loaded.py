@@ -14,6 +14,20 @@ from engine.spec.tensor_table import expected_tensors, tensor_table
 
 PLAIN_ON_CPU = 2  # bytes of a number whose codes no CPU kernel reads: it is held as float16
 CPU_KINDS = {WeightPrecision.INT8: ("Q8_0", 34 / 32), WeightPrecision.INT4: ("Q4_1", 20 / 32)}
+# Bits a number of GGUF blocks that an accelerator's kernels read put together: codes of four or eight bits, multipliers
+# and zero points of float32 where 16 bits would round them. See engine.kernels.triton.gguf_codes
+DEVICE_BITS = {
+    "Q4_1": 4 + 48 / 32,
+    "Q5_0": 8 + 16 / 32,
+    "Q5_1": 8 + 48 / 32,
+    "Q2_K": 4 + 64 / 16,
+    "Q3_K": 4 + 32 / 16,
+    "Q4_K": 4 + 64 / 32,
+    "Q5_K": 8 + 64 / 32,
+    "Q6_K": 8 + 32 / 16,
+    "IQ4_NL": 8 + 16 / 32,
+    "IQ4_XS": 8 + 32 / 32,
+}
 KINDS = {
     WeightPrecision.FP8: "fp8",
     WeightPrecision.INT8: "int8",
@@ -32,7 +46,8 @@ def loaded_spec(
     Raises: ValueError for a precision that is none
     """
     precision = WeightPrecision(weights)
-    if spec.is_encoder or (precision is WeightPrecision.STORED and spec.quantisation is None):
+    grows = not on_cpu and any(info.dtype in DEVICE_BITS for info in spec.tensors)
+    if spec.is_encoder or (precision is WeightPrecision.STORED and spec.quantisation is None and not grows):
         return spec
     label = spec.source_dtype if precision is WeightPrecision.STORED else KINDS[precision]
     rounds_head = precision in HEADS and activation == "exact" and not (on_cpu or spec.tie_embeddings)
@@ -63,8 +78,18 @@ def _tensors(spec: ModelSpec, precision: WeightPrecision, on_cpu: bool, rounds_h
             kind, cpu_kind = _kinds(scheme)
             held = prod(shape) * PLAIN_ON_CPU if on_cpu and cpu_kind == "F16" else sum(parts)
             yield replace(info, dtype=cpu_kind if on_cpu else kind, shape=shape, size_bytes=held)
-        else:
+        elif on_cpu or info.dtype not in DEVICE_BITS:
             yield info
+        else:
+            yield _put_together(info, role, spec.tie_embeddings)
+
+
+def _put_together(info: TensorInfo, role: str, tied: bool) -> TensorInfo:
+    """A GGUF matrix on an accelerator. An embedding table is read as it is stored, beside the head it may be too."""
+    held = int(info.num_elements * DEVICE_BITS[info.dtype] / 8)
+    if role == "embed":
+        held = info.size_bytes + (held if tied else 0)
+    return replace(info, size_bytes=held)
 
 
 def _rounded(

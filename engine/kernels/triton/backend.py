@@ -21,6 +21,15 @@ CODED_KINDS = (
     "Q4_0",
     "Q4_1",
     "MXFP4",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q5_0",
+    "Q5_1",
+    "IQ4_NL",
+    "IQ4_XS",
 )
 GPU_DEVICES = ("cuda", "xpu", "npu", "musa", "mlu", "gcu")
 

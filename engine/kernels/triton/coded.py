@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.triton import gguf_codes
 from engine.quant.coded_tensor import OUTLIER_SIZE, CodedTensor
 from engine.quant.quant_tensor import QuantTensor
 
@@ -128,6 +129,7 @@ KINDS = {
     "Q4_0": ("int4", "float"),
     "Q4_1": ("int4", "float"),
     "MXFP4": ("fp4", "e8m0"),
+    **{kind: ("int4" if kind in gguf_codes.HALF_BYTE_KINDS else "int8", "float") for kind in gguf_codes.SPLIT},
 }
 _HEADER_BYTES = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4, "MXFP4": 1}
 _BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "MXFP4": 17}
@@ -137,6 +139,9 @@ def _from_blocks(weight: QuantTensor) -> CodedWeight:
     """Half-byte codes of these kinds stand in blocks of 32 already."""
     kind, rows = weight.kind, weight.shape[0]
     code, scale_code = KINDS[kind]
+    if kind in gguf_codes.SPLIT:
+        codes, scales, zeros = gguf_codes.put_together(kind, weight.data)
+        return CodedWeight(code, weight.shape, codes, _narrow(scales), scale_code, zeros)
     blocks = weight.data.view(rows, -1, _BLOCK_BYTES[kind])
     codes = blocks[:, :, _HEADER_BYTES[kind] :].clone().view(rows, -1)  # words of codes are read at once
     header = blocks[:, :, : _HEADER_BYTES[kind]].contiguous()

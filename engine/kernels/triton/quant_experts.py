@@ -136,6 +136,8 @@ def _decoded_product(
             w = _numbers(stored, CODE, half, HARDWARE)
             if CODE == 2 and not HAS_ZEROS:
                 w -= 8.0
+            elif CODE == 1 and HAS_ZEROS:
+                w += 128.0
             if LATE:
                 if HAS_ZEROS:
                     w -= tl.load(zeros + group).to(tl.float32)[None, :]

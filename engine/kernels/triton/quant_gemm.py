@@ -63,7 +63,7 @@ def _dequantise_kernel(
         value = _numbers(stored, CODE, half, HARDWARE)
         at = n * groups + k // GROUP
         if HAS_ZEROS:
-            value -= tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
+            value -= tl.load(zeros + at, mask=mask, other=0).to(tl.float32) - (128.0 if CODE == 1 else 0.0)
         elif CODE == 2:
             value -= 8.0
         value *= _scale(scales, at, mask, False, SCALE) * factor

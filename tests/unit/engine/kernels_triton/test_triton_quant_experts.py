@@ -44,5 +44,6 @@ def test_stacks_are_offered_their_kernels_by_both_kinds() -> None:
         return select("experts", query).name
 
     assert name("fp8", "int4") == name("MXFP4", "MXFP4") == "triton-codes"
-    assert name("fp8", "int8_mixed") == name("Q6_K", "fp8") == "reference"
+    assert name("Q4_K", "Q6_K") == "triton-codes"
+    assert name("fp8", "int8_mixed") == name("F32", "fp8") == "reference"
     assert name("BF16", "BF16") == "triton"

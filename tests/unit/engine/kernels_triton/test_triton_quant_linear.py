@@ -59,7 +59,8 @@ def test_kinds_are_offered_their_kernels_by_what_the_device_can() -> None:
     assert name("fp4_mx", "fp8") == name("MXFP4", "fp8") == "triton-fp4"
     assert name("fp4_nv", "fp8") == "triton-codes"  # as E4M3 it would be rounded for many rows alone
     assert name("fp4_mx", "fp8", frozenset({"triton"})) == name("fp4_mx", "int8") == "triton-codes"
-    assert name("Q6_K", "exact") == name("fp8", "exact", frozenset()) == "reference"
+    assert name("Q6_K", "exact") == name("IQ4_XS", "int8") == "triton-codes"
+    assert name("F32", "exact") == name("fp8", "exact", frozenset()) == "reference"
 
 
 def test_a_row_of_codes_does_not_depend_on_those_beside_it() -> None:

@@ -72,3 +72,19 @@ def test_loaded_spec_predicts_the_head_that_an_accelerator_rounds(precision: Wei
 def test_loaded_spec_of_what_stays_is_the_same(tmp_path: Path) -> None:
     spec = read_spec(llama(tmp_path / "plain"))
     assert loaded_spec(spec) is spec
+
+
+def test_gguf_blocks_in_pieces_grow_on_an_accelerator_and_a_tied_table_is_held_twice(smollm_path: Path) -> None:
+    spec = read_spec(smollm_path)
+    on_cpu, held = loaded_spec(spec, on_cpu=True), loaded_spec(spec)
+    assert on_cpu is spec
+    assert spec.tie_embeddings
+    found = {info.name: info for info in held.tensors}
+    for info in spec.tensors:
+        grown = found[info.name].size_bytes
+        if info.name == "token_embd.weight":
+            assert grown == info.size_bytes  # Q8_0 has its bytes there as here
+        elif info.dtype == "Q4_1":
+            assert grown == info.num_elements * 5.5 / 8
+        else:
+            assert grown == info.size_bytes
