@@ -13,18 +13,22 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedFormat
-from engine.quant.coded_tensor import CodedTensor, Outliers, check_codes
+from engine.quant.coded_tensor import LARGEST_SCALE, CodedTensor, Outliers, check_codes
 from engine.spec.quantisation import QuantScheme, Storage
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # column of eight -> its place in a word of the gemm packing
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+DIVISOR = "weight_global_scale"
 MIDDLE = {4: 8, 8: 128}  # the zero point of codes around their middle
 
 
 def coded(scheme: QuantScheme, parts: Mapping[str, Tensor], name: str, shape: tuple[int, int]) -> CodedTensor | Tensor:
     """A matrix of its parts by suffix; decoded, float32, where codes of 8 bits have zero points of their own.
 
-    Raises: UnsupportedFormat for codes that are not numbers, or columns that are not in whole groups
+    Raises: UnsupportedFormat for codes or multipliers that are not numbers, columns that are not in whole groups, and
+        what contradicts the matrix
     """
+    _check(parts, name, shape)
     match scheme.storage:
         case Storage.FLOAT8:
             return check_codes(_float8(scheme, parts, shape), name)
@@ -40,6 +44,30 @@ def coded(scheme: QuantScheme, parts: Mapping[str, Tensor], name: str, shape: tu
     return _packed(scheme, parts, name, shape)
 
 
+def _check(parts: Mapping[str, Tensor], name: str, shape: tuple[int, int]) -> None:
+    """All that multiplies or is kept beside is a number that may multiply, whatever becomes of it."""
+    # Compared in float32: in float16 the bound itself would be infinite.
+    wide = {suffix: part.to(torch.float32) for suffix, part in parts.items() if part.dtype in FLOATS}
+    found = {suffix: part.abs() <= LARGEST_SCALE for suffix, part in wide.items()}
+    if DIVISOR in wide:
+        found[DIVISOR] &= wide[DIVISOR] >= 1 / LARGEST_SCALE
+    if found:
+        bad = torch.stack([(~good).sum() for good in found.values()]).tolist()
+        for suffix, count in zip(found, bad, strict=True):
+            if count:
+                need = "numbers above 0" if suffix == DIVISOR else f"numbers up to {LARGEST_SCALE:.0e}"
+                raise UnsupportedFormat(
+                    f"{name}.{suffix} holds {count:,} numbers that cannot multiply; {need} are needed.",
+                    "Download the checkpoint again, or quantise the model again.",
+                )
+    stated = parts.get("weight_shape")
+    if stated is not None and tuple(stated.tolist()) != shape:
+        raise UnsupportedFormat(
+            f"{name}.weight_shape says {stated.tolist()}; the configuration makes it {list(shape)}.",
+            "The configuration and the weights do not belong together: download or convert both again.",
+        )
+
+
 def _float8(scheme: QuantScheme, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> CodedTensor:
     rows = shape[0]
     scales = parts[scheme.scale_name]
@@ -53,17 +81,31 @@ def _float8(scheme: QuantScheme, parts: Mapping[str, Tensor], shape: tuple[int, 
 def _whole(parts: Mapping[str, Tensor], name: str, shape: tuple[int, int]) -> CodedTensor | Tensor:
     scales = _per_row(parts["weight_scale"], shape[0])
     zeros = parts.get("weight_zero_point")
+    outliers = _outliers(parts, name, shape[1])
     if zeros is not None and bool(zeros.any()):
+        if outliers is not None:
+            raise UnsupportedFormat(
+                f"{name} has outlier columns beside codes with zero points.", "Quantise the model again without these."
+            )
         return _decoded(parts["weight"], scales, _per_row(zeros, shape[0]))
-    outliers = None
-    if "outlier_columns" in parts:
-        columns = parts["outlier_columns"]
-        if bool((columns < 0).any() | (columns >= shape[1]).any() | (columns.diff() <= 0).any()):
-            raise UnsupportedFormat(f"{name} has outlier columns out of order or range.", "Quantise the model again.")
-        outliers = Outliers(columns, parts["outlier_weight"])
-        if "outlier_threshold" in parts:
-            outliers = replace(outliers, threshold=float(parts["outlier_threshold"]))
     return check_codes(CodedTensor("int8", shape, parts["weight"], scales, outliers=outliers), name)
+
+
+def _outliers(parts: Mapping[str, Tensor], name: str, width: int) -> Outliers | None:
+    columns = parts.get("outlier_columns")
+    if columns is None:
+        return None
+    if bool((columns < 0).any() | (columns >= width).any() | (columns.diff() <= 0).any()):
+        raise UnsupportedFormat(f"{name} has outlier columns out of order or range.", "Quantise the model again.")
+    found = Outliers(columns, parts["outlier_weight"])
+    if "outlier_threshold" not in parts:
+        return found
+    threshold = float(parts["outlier_threshold"])
+    if not threshold > 0:
+        raise UnsupportedFormat(
+            f"{name} has {threshold:g} as its outlier_threshold; a size above 0 is needed.", "Quantise the model again."
+        )
+    return replace(found, threshold=threshold)
 
 
 def _packed(
@@ -89,7 +131,7 @@ def _packed(
             zeros = (zeros + 1) & (2**bits - 1)
     if zeros is not None and bool((zeros == MIDDLE[bits]).all()):
         zeros = None
-    stored_order = None if order is None else _stored_order(order, scales.shape[1], name)
+    stored_order = None if order is None else _stored_order(order, scales.shape[1], name, needed=scheme.ordered)
     if stored_order is not None:
         codes = _reordered(codes, stored_order, bits)
     if bits == 4:
@@ -105,10 +147,16 @@ def _packed(
     return check_codes(CodedTensor("int8", shape, signed, scales, columns=stored_order), name)
 
 
-def _stored_order(groups: Tensor, count: int, name: str) -> Tensor | None:
+def _stored_order(groups: Tensor, count: int, name: str, *, needed: bool) -> Tensor | None:
     """The column each place of codes sorted by their group multiplies; None where they are sorted as they come."""
     columns = groups.shape[0]
     if bool((groups.to(torch.int64) == -1).all()):  # compressed-tensors: no order
+        if needed:
+            raise UnsupportedFormat(
+                f"{name} has an index of columns that says nothing, where the configuration states that columns are "
+                "ordered by activations.",
+                "Quantise the model again: which group a column is in cannot be known.",
+            )
         return None
     order = torch.argsort(groups.to(torch.int64), stable=True)
     wanted = torch.arange(columns, device=groups.device) // (columns // count)

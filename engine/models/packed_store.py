@@ -27,6 +27,7 @@ from engine.kernels.cpu.packed_file import (
     read_identity,
 )
 from engine.kernels.cpu.weights import PackedWeight
+from engine.quant.host_blocks import FORMS_VERSION
 from engine.spec.model_spec import ModelSpec
 from engine.spec.packed_names import SUFFIX, packed_name
 
@@ -145,7 +146,7 @@ def identity_of(spec: ModelSpec, dtype: str) -> dict[str, object]:
         with path.open("rb") as opened:
             header = hashlib.sha256(opened.read(first.get(file, 0))).hexdigest()
         files.append({"path": str(path), "size": found.st_size, "mtime_ns": found.st_mtime_ns, "header": header})
-    return {"files": files, "dtype": dtype, "layout": LAYOUT_VERSION, "kinds": list(abi.KINDS)}
+    return {"files": files, "dtype": dtype, "layout": LAYOUT_VERSION, "forms": FORMS_VERSION, "kinds": list(abi.KINDS)}
 
 
 def sweep(folder: Path) -> None:

@@ -268,9 +268,16 @@ class Parts:
             stored = rounding.made(on_device(stored, self.device), role, layer)
         if isinstance(stored, CodedTensor) and self._wants_blocks:
             held = as_blocks(stored)
-            self.ops.held[kind_of(stored)] = kind_of(held)
+            self._tell_held(kind_of(stored), kind_of(held))
             return narrowed(held, self.device, held.dtype if isinstance(held, Tensor) else self.dtype)
         return narrowed(stored, self.device, self.dtype)
+
+    def _tell_held(self, kind: str, as_kind: str) -> None:
+        told = self.ops.held.get(kind)
+        if told is None:
+            self.ops.held[kind] = as_kind
+        elif as_kind not in told.split(" or "):
+            self.ops.held[kind] = f"{told} or {as_kind}"
 
     def vector(self, role: str, layer: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.checkpoint.vector(role, layer, self.device, dtype)

@@ -29,7 +29,8 @@ CODED_KINDS = ("fp8", "int8", "int4", "fp4_nv", "fp4_mx")
 HALF_BYTE_KINDS = ("int4", "fp4_nv", "fp4_mx")
 FIXED_GROUPS = {"fp4_nv": 16, "fp4_mx": 32}
 NAN_CODE = 0x7F  # of E4M3, with either sign
-NAN_EXPONENT = 0xFF  # of E8M0
+LARGEST_SCALE = 2.0**112  # under which the largest codes of every kind are finite in float32
+LARGEST_EXPONENT = 127 + 112  # the same of E8M0; 255 is no number
 OUTLIER_SIZE = 6.0  # from where an input is an outlier, if nothing was learnt of its usual size
 
 
@@ -144,22 +145,24 @@ class CodedTensor:
 def check_codes(weight: CodedTensor, name: str) -> CodedTensor:
     """The same, after looking at each code: kernels decode codes that are no numbers to wrong ones.
 
-    Raises: UnsupportedFormat when a code or a scale is not a number
+    Raises: UnsupportedFormat when a code or a scale is not a number, or numbers under a scale may be none
     """
-    bad = 0
+    found = []
     if weight.kind == "fp8":
-        bad += int(((weight.codes & NAN_CODE) == NAN_CODE).sum())
+        found.append((weight.codes & NAN_CODE) == NAN_CODE)
     if weight.kind == "fp4_nv":
-        bad += int(((weight.scales & NAN_CODE) == NAN_CODE).sum())
+        found.append((weight.scales & NAN_CODE) == NAN_CODE)
     elif weight.kind == "fp4_mx":
-        bad += int((weight.scales == NAN_EXPONENT).sum())
+        found.append(weight.scales > LARGEST_EXPONENT)
     else:
-        bad += int((~torch.isfinite(weight.scales)).sum())
+        found.append(~(weight.scales.to(torch.float32).abs() <= LARGEST_SCALE))  # in float16 the bound is infinite
     if weight.row_scales is not None:
-        bad += int((~torch.isfinite(weight.row_scales)).sum())
+        found.append(~(weight.row_scales.abs() <= LARGEST_SCALE))
+    bad = int(torch.stack([member.sum() for member in found]).sum())
     if bad:
         raise UnsupportedFormat(
-            f"{name} holds {bad:,} {weight.kind} codes that are not numbers.", "Download the checkpoint again."
+            f"{name} holds {bad:,} {weight.kind} codes that are not numbers, or multipliers beyond them.",
+            "Download the checkpoint again.",
         )
     return weight
 

@@ -40,7 +40,7 @@ class Fields:
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]  # GGUF may state a value for each layer
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.refuse(name, f"a whole number from {low:,} to {high:,}")
+            raise self.refuse(name, f"{low:,}" if low == high else f"a whole number from {low:,} to {high:,}")
         return value
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
@@ -118,7 +118,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.refuse(name, "an object")
-        return Fields(value, f"{self.source}, {name},")
+        return Fields(value, f"{self.source.rstrip(',')}, {name},")
 
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One id or a list of them; () when none is stated."""

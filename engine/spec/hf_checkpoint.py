@@ -16,6 +16,7 @@ from engine.spec.model_spec import CheckpointFormat, KvScheme, ModelSpec, Tensor
 from engine.spec.pooling import decoder_pooling
 from engine.spec.quantisation import Quantisation
 from engine.spec.quantisation_config import read_quantisation
+from engine.spec.quantisation_keys import KEYS, refuse_unknown
 from engine.spec.rope_fields import hf_rope
 from engine.spec.safetensors_header import read_safetensors_header
 from engine.spec.tensor_table import tensor_table
@@ -106,6 +107,7 @@ def _quantisation(config: Fields, family: Family) -> tuple[Quantisation | None, 
         return None, None
     kv_scheme = read_kv_scheme(stated)
     if kv_scheme is not None and stated.values.get("config_groups") == {}:
+        refuse_unknown(stated, KEYS["compressed-tensors"])
         return None, kv_scheme
     return read_quantisation(stated), kv_scheme
 

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.errors import UnsupportedFormat
+
 E4M3 = "F8_E4M3"
 FLOATS = ("F32", "F16", "BF16")
 AWQ_PACK = 8  # numbers in a word
+OUTLIER_PARTS = ("outlier_columns", "outlier_weight", "outlier_threshold")
 TENSOR, CHANNEL = 0, -1  # as group sizes: one multiplier a matrix, one a row
 
 
@@ -39,6 +42,7 @@ class QuantScheme:
     block: tuple[int, int] | None = None  # FLOAT8: rows and columns that share a multiplier
     scale_name: str = "weight_scale"
     zeros_less_one: bool = False  # GPTQ: zero points are stored one lower
+    ordered: bool = False  # neighbours of a group lie anywhere in a row: an index says where, and must be there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,29 @@ class Quantisation:
     ignore: tuple[str, ...] = ()  # modules that are stored plain
 
     def scheme_of(self, module: str) -> QuantScheme | None:
-        """The rule that names the module itself, else the one for all linear layers; None: it is to be plain."""
+        """The rule that names the module itself, else one that fits its name, else the one for all linear layers.
+
+        None: it is to be plain. Raises: UnsupportedFormat where rules that come first alike are not alike
+        """
         if any(matches(pattern, module) for pattern in self.ignore):
             return None
-        named = [r for r in self.rules if any(t != "Linear" and matches(t, module) for t in r.targets)]
-        general = [r for r in self.rules if "Linear" in r.targets]
-        return next((rule.scheme for rule in (*named, *general)), None)
+        named: list[QuantScheme] = []
+        fitting: list[QuantScheme] = []
+        general: list[QuantScheme] = []
+        for rule in self.rules:
+            if module in rule.targets:
+                named.append(rule.scheme)
+            elif any(t != "Linear" and matches(t, module) for t in rule.targets):
+                fitting.append(rule.scheme)
+            elif "Linear" in rule.targets:
+                general.append(rule.scheme)
+        found = named or fitting or general
+        if any(scheme != found[0] for scheme in found):
+            raise UnsupportedFormat(
+                f"quantization_config has {len(found)} groups for {module} that store it otherwise.",
+                "Let the targets of one group alone fit it, in config.json: that of the tensors it is stored in.",
+            )
+        return found[0] if found else None
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -90,16 +111,15 @@ def components(scheme: QuantScheme, rows: int, columns: int) -> tuple[Component,
             found = [Component("weight_packed", ("I32",), ((rows, -(-columns // per_word)),)), scale]
             if scheme.zeros:
                 found.append(Component("weight_zero_point", ("I32",), ((-(-rows // per_word), groups),)))
-            found.append(Component("weight_g_idx", ("I32",), ((columns,),), required=False))
+            found.append(Component("weight_g_idx", ("I32",), ((columns,),), required=scheme.ordered))
             found.append(Component("weight_shape", ("I64", "I32"), ((2,),), required=False))
         case Storage.WHOLE:
             found = [Component("weight", ("I8",), ((rows, columns),)), scale]
             found.append(Component("weight_zero_point", ("I8",), scale.shapes, required=scheme.zeros))
-            outliers = tuple((count,) for count in range(1, 129))
-            found.append(Component("outlier_columns", ("I32",), outliers, required=False))
-            kept = tuple((rows, count) for count in range(1, 129))
-            found.append(Component("outlier_weight", ("F16",), kept, required=False))
-            found.append(Component("outlier_threshold", ("F32",), ((1,),), required=False))
+            counts = range(1, 129)
+            shapes = tuple((n,) for n in counts), tuple((rows, n) for n in counts), ((1,),)
+            for suffix, dtype, allowed in zip(OUTLIER_PARTS, ("I32", "F16", "F32"), shapes, strict=True):
+                found.append(Component(suffix, (dtype,), allowed, required=False))
         case Storage.FLOAT8:
             found = [Component("weight", (E4M3,), ((rows, columns),)), scale]
         case Storage.NVFP4:
@@ -125,7 +145,7 @@ def components(scheme: QuantScheme, rows: int, columns: int) -> tuple[Component,
                 Component("qweight", ("I32",), ((columns // per_word, rows),)),
                 Component("scales", FLOATS, ((groups, rows),)),
                 Component("qzeros", ("I32",), ((groups, rows // per_word),)),
-                Component("g_idx", ("I32",), ((columns,),), required=False),
+                Component("g_idx", ("I32",), ((columns,),), required=scheme.ordered),
             ]
     # What activations were rounded with when the checkpoint was made: they are kept here, or rounded by their own size.
     found.append(Component("input_scale", FLOATS, ((1,), ()), required=False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -66,3 +68,67 @@ def test_int4_of_narrow_groups_keeps_its_codes(zeros: bool, kind: str) -> None:
     made = held(weight)
     assert made.kind == kind
     torch.testing.assert_close(made.dequantize(), weight.dequantize(), rtol=2**-10, atol=2e-3)
+
+
+KINDS = [("fp8", None), ("fp8", 32), ("fp4_nv", None), ("int8", 32), ("int4", 32)]
+
+
+def scaled(kind: str, group: int | None, factor: float, *, zeros: bool = False) -> CodedTensor:
+    """Codes of usual numbers under multipliers that are as many times what they were."""
+    torch.manual_seed(6)
+    weight = encode(torch.randn(7, 256) * 0.02, kind, group, asymmetric=zeros)
+    if weight.row_scales is not None:
+        return replace(weight, row_scales=weight.row_scales * factor)
+    return replace(weight, scales=weight.scales.to(torch.float32) * factor)
+
+
+def decoded(made: QuantTensor | torch.Tensor) -> torch.Tensor:
+    return made.to(torch.float32) if isinstance(made, torch.Tensor) else made.dequantize()
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize(("kind", "group"), KINDS)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_no_multiplier_is_too_small_or_too_large_to_be_held(
+    kind: str, group: int | None, zeros: bool, factor: float
+) -> None:
+    if zeros and kind != "int4":
+        return
+    weight = scaled(kind, group, factor, zeros=zeros)
+    truth = weight.dequantize()
+    error = (decoded(as_blocks(weight)) - truth).abs().amax(dim=1)
+    # Of a grouped scale and of an offset that are rounded, both with codes beyond their middle.
+    assert bool((error <= truth.abs().amax(dim=1) * 2.0**-9).all()), float(error.max())
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS)
+def test_usual_weights_are_held_as_they_were(kind: str, group: int | None) -> None:
+    """In half the bytes of float32 or fewer, also where rows are zeros and where multipliers are of 16 bits."""
+    weight = scaled(kind, group, 1.0)
+    weight.codes[2] = 8 * 17 if kind == "int4" else 0
+    weight.scales[3, :1] = 0
+    made = as_blocks(weight)
+    assert (made.dtype if isinstance(made, torch.Tensor) else made.kind) == {"int8": "Q8_0", "int4": "Q4_0"}.get(
+        kind, torch.float16
+    )
+    if weight.scales.is_floating_point():
+        halves = replace(weight, scales=(weight.scales * 1e-2).to(torch.float16))
+        held_halves = as_blocks(halves)
+        if isinstance(held_halves, QuantTensor):  # exactly, however small
+            assert decoded(held_halves).equal(halves.dequantize())
+
+
+def test_one_small_row_is_kept_beside_large_ones() -> None:
+    weight = scaled("fp8", None, 1.0)
+    weight.scales[4] = 1e-9
+    made = as_blocks(weight)
+    assert isinstance(made, torch.Tensor)
+    assert made.dtype is torch.float32
+    assert made.equal(weight.dequantize())
+
+
+def test_small_groups_of_eight_bits_are_held_by_the_number_where_that_is_enough() -> None:
+    weight = scaled("int8", 64, 0.01)
+    made = as_blocks(weight)
+    assert isinstance(made, torch.Tensor)
+    assert made.dtype is torch.float16
