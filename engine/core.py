@@ -35,7 +35,7 @@ from engine.runner.launched import LaunchedStep
 from engine.runner.launcher import Launcher
 from engine.runner.runner import ModelRunner
 from engine.scheduler.chunk import ScheduledChunk
-from engine.scheduler.intake import submit_of
+from engine.scheduler.intake import check, submit_of, with_stops_within
 from engine.scheduler.outbox import Outbox
 from engine.scheduler.request import Request, RequestState
 from engine.scheduler.scheduler import Scheduler
@@ -113,10 +113,12 @@ class EngineCore:
         try:
             if not self.generates:
                 raise InvalidParameter("This model embeds texts and generates none.", "Ask it for embeddings.")
+            submit = with_stops_within(submit, self.scheduler.vocab_size)
             if submit.sampling.grammar is None:
                 self._take(submit)
             else:
                 self._check_fresh(submit)
+                check(submit, vocab_size=self.scheduler.vocab_size, max_context_tokens=self.max_context_tokens)
                 self.gate.hold(submit)
         except BayardError as error:
             self._outbox.refuse(submit.request_id, error)

@@ -52,7 +52,7 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
     seed: int | None = None  # None: drawn by the worker
-    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included
+    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included; one without a logit never comes
     ignore_eos: bool = False  # True: stop_token_ids are not looked at
     min_tokens: Annotated[int, Meta(ge=0)] = 0  # stop tokens are masked until then
     top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen token alone

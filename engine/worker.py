@@ -20,7 +20,7 @@ from engine.builder import BuiltEngine, build_engine
 from engine.core import EngineCore
 from engine.devices.disk import sequential_bytes_per_s
 from engine.encoder.core import EncoderCore
-from engine.errors import BayardError, DeviceLost, DoesNotFit, WorkerError
+from engine.errors import BayardError, DeviceLost, DoesNotFit, InvalidParameter, WorkerError
 from engine.kernels.outlier_misses import misses_of
 from engine.messages import (
     PROTOCOL_VERSION,
@@ -174,9 +174,14 @@ class Worker:
             return
         while True:
             try:
-                command: Command = command_decoder.decode(self._socket.recv(zmq.NOBLOCK))
+                raw = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            try:
+                command: Command = command_decoder.decode(raw)
+            except msgspec.ValidationError as error:
+                self._send(StepReport([_refusal(raw, error)], core.stats()))
+                continue
             self._handle(core, command)
 
     def _handle(self, core: EngineCore | EncoderCore, command: Command) -> None:
@@ -249,6 +254,17 @@ class Worker:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stopping = True
+
+
+def _refusal(raw: bytes, error: msgspec.ValidationError) -> TokenDelta:
+    """The end of a request whose command has a field that cannot be. Raises: that error where no request is meant."""
+    command = msgspec.msgpack.decode(raw)
+    request_id = command.get("request_id") if isinstance(command, dict) else None
+    if not isinstance(request_id, str) or command.get("type") not in ("Submit", "Embed"):
+        raise error
+    invalid = InvalidParameter(f"The request cannot be read: {error}.", "Send what its field may hold.")
+    log.warning("request_refused id=%s %s", request_id, error)
+    return TokenDelta(request_id, finish=FinishReason.ERROR, error=error_info(invalid))
 
 
 def _rss_bytes() -> int:

@@ -22,6 +22,7 @@ from engine.messages import (
     Usage,
     WorkerStats,
 )
+from engine.scheduler.intake import check_turn
 
 MAX_FAILED_STEPS = 3  # in a row; then the worker is not to be trusted
 
@@ -159,6 +160,7 @@ class EncoderCore:
             raise InvalidParameter(f"A request with id {command.request_id} is already here.", "Use a fresh id.")
         if command.adapter:
             raise InvalidParameter(f"An encoder has no adapter {command.adapter!r}.", "Leave it out.", param="model")
+        check_turn(command.weight, command.deadline_s)
         if not tokens:
             raise InvalidParameter("The text has no tokens.", "Send at least one token.", param="input")
         if len(tokens) > self.max_context_tokens:
