@@ -65,10 +65,13 @@ FP8_SWEEP = tuple(
     )
 )  # fmt: skip
 ROWS_SWEEP = tuple(
-    RowTiles(*sizes, splits)
+    RowTiles(*sizes, splits, apart)
     for splits in (1, 4, 8)
-    for sizes in ((128, 128, 4, 3), (128, 128, 8, 3), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5))
-)
+    for sizes, apart in (
+        ((64, 128, 2, 3), False), ((64, 128, 2, 4), False), ((64, 128, 4, 3), False), ((64, 128, 4, 4), False),
+        ((128, 128, 4, 3), False), ((128, 128, 4, 3), True), ((128, 128, 8, 3), False),
+    )
+)  # fmt: skip
 SCALED_SWEEP = tuple(
     ScaledTiles(*sizes, described=described)
     for described in (True, False)
