@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.reference_sampling import MIN_TEMPERATURE, ONE_OUTPUT, RECORD, SETTINGS_AT, Asked
+from engine.kernels.triton.device import speaks_ptx
 from engine.kernels.triton.filters import GROUP, LISTED, draw_token
 from engine.kernels.triton.logprobs import tell_logprobs
 
@@ -17,27 +18,45 @@ BLOCK = 2048
 TURNS = 14  # of a threshold's search: its interval shrinks by 4 ** 14
 ADDED_BLOCK = 128
 NUM_WARPS = 16
+MOST_REGISTERS = 64  # of a thread: two programs share a multiprocessor
 
 
 @triton.jit
-def _change(base, counts, count_row, mask, masked, repetition, presence, frequency, width, BLOCK: tl.constexpr):
+def _read(base, counts, counted, mask, masked, start, width, BLOCK: tl.constexpr):
+    """A block's logits, counts, and masks' words."""
+    columns = start + tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(base + columns, mask=inside, other=float("-inf"))
+    count = tl.load(counts + columns, mask=inside & counted, other=0)
+    return x, count, tl.load(mask + (columns >> 5), mask=inside & masked, other=-1)
+
+
+@triton.jit
+def _changed(x, count, word, start, repetition, presence, frequency, BLOCK: tl.constexpr):
+    x = tl.where(count > 0, tl.where(x > 0, x / repetition, x * repetition), x)
+    outputs = (count >> 1).to(tl.float32)
+    x = x - frequency * outputs - tl.where(outputs > 0, presence, 0.0)
+    return tl.where(((word >> ((start + tl.arange(0, BLOCK)) & 31)) & 1) == 0, float("-inf"), x)
+
+
+@triton.jit
+def _change(base, counts, counted, mask, masked, repetition, presence, frequency, width, BLOCK: tl.constexpr):
     """Leave the row with penalties and without what its mask forbids; its largest logit and where that first stands."""
+    lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = tl.zeros([BLOCK], tl.int32)
-    counted = count_row >= 0
-    for start in range(0, width, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < width
-        x = tl.load(base + columns, mask=inside, other=float("-inf"))
-        count = tl.load(counts + count_row * width + columns, mask=inside & counted, other=0)
-        word = tl.load(mask + (columns >> 5), mask=inside & masked, other=-1)
-        x = tl.where(count > 0, tl.where(x > 0, x / repetition, x * repetition), x)
-        outputs = (count >> 1).to(tl.float32)
-        x = x - frequency * outputs - tl.where(outputs > 0, presence, 0.0)
-        x = tl.where(((word >> (columns & 31)) & 1) == 0, float("-inf"), x)
-        tl.store(base + columns, x, mask=inside & (counted | masked))
-        best_at = tl.where(x > best, columns, best_at)
+    for start in range(0, width, 2 * BLOCK):  # two at once: no load can pass the store before it
+        after = start + BLOCK
+        x, count, word = _read(base, counts, counted, mask, masked, start, width, BLOCK)
+        x1, count1, word1 = _read(base, counts, counted, mask, masked, after, width, BLOCK)
+        x = _changed(x, count, word, start, repetition, presence, frequency, BLOCK)
+        x1 = _changed(x1, count1, word1, after, repetition, presence, frequency, BLOCK)
+        tl.store(base + start + lanes, x, mask=(start + lanes < width) & (counted | masked))
+        tl.store(base + after + lanes, x1, mask=(after + lanes < width) & (counted | masked))
+        best_at = tl.where(x > best, start + lanes, best_at)
         best = tl.maximum(best, x)
+        best_at = tl.where(x1 > best, after + lanes, best_at)
+        best = tl.maximum(best, x1)
     tl.debug_barrier()  # the row is read by other threads
     top = tl.max(best, axis=0)
     return top, tl.min(tl.where(best == top, best_at, width), axis=0)
@@ -96,8 +115,9 @@ def _row(
     if (count_row >= 0) | (mask_row >= 0) | (num_added > 0):
         mask = lists + 3 * added + mask_row.to(tl.int64) * ((width + 31) // 32)
         top, chosen = _change(
-            own, counts, count_row, mask, mask_row >= 0, repetition, presence, frequency, width, BLOCK
-        )
+            own, counts + count_row * width, count_row >= 0, mask, mask_row >= 0, repetition, presence, frequency,
+            width, BLOCK,
+        )  # fmt: skip
     if asked > 0.0:
         chosen = draw_token(
             own, nothing, scratch, width, top, tl.maximum(asked, MIN_TEMPERATURE), top_p, min_p, top_k, uniform,
@@ -141,10 +161,11 @@ def draw_tokens(logits: torch.Tensor, picked: torch.Tensor, counts: torch.Tensor
     told = torch.empty(asked.rows, 1 + 2 * max(0, asked.most), dtype=torch.int32, device=logits.device)
     if asked.rows:
         chunks = triton.cdiv(width, BLOCK)
+        options = {"maxnreg": MOST_REGISTERS} if speaks_ptx(logits.device) else {}
         _draw_kernel[(asked.rows,)](
             values, picked, counts, asked.words, spare, scratch, told, width, asked.rows, asked.added, asked.most,
             RECORD, SETTINGS_AT, MIN_TEMPERATURE, ONE_OUTPUT, BLOCK, ADDED_BLOCK, LISTED,
             triton.next_power_of_2(chunks), triton.next_power_of_2(triton.cdiv(chunks, GROUP.value)), TURNS,
-            num_warps=NUM_WARPS,
+            num_warps=NUM_WARPS, **options,
         )  # fmt: skip
     return told if asked.most >= 0 else None

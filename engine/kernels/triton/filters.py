@@ -111,6 +111,22 @@ def _survey(base, width, top, temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _take(base, start, width, LANES: tl.constexpr):
+    columns = start + tl.arange(0, LANES)
+    return tl.load(base + columns, mask=columns < width, other=float("-inf"))
+
+
+@triton.jit
+def _list(listed, held, first, second, low, LANES: tl.constexpr):
+    """Put two logits of each lane behind those that it holds, if they reach low; how many it would hold with room."""
+    places = listed + tl.arange(0, LANES)
+    tl.store(places + held * LANES, first, mask=(first >= low) & (held < LISTED))
+    held += (first >= low).to(tl.int32)
+    tl.store(places + held * LANES, second, mask=(second >= low) & (held < LISTED))
+    return held + (second >= low).to(tl.int32)
+
+
+@triton.jit
 def _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK: tl.constexpr, TURNS: tl.constexpr):
     """The least logit that top_k and top_p leave.
 
@@ -129,14 +145,22 @@ def _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK:
         low = _bound(best, tl.full([BLOCK], 1.0, tl.float32), least, above, top_k)
     else:
         low = _bound(best, tl.exp((best - top) / temperature), under, above, wanted)
-    held = tl.zeros([LANES], tl.int32)
-    for start in tl.range(0, width, LANES, loop_unroll_factor=2):
-        columns = start + lanes
-        x = tl.load(base + nothing + columns, mask=columns < width, other=float("-inf"))
-        tl.store(scratch + nothing + held * LANES + lanes, x, mask=(x >= low) & (held < LISTED))
-        held += (x >= low).to(tl.int32)
-    tl.debug_barrier()
     listed = scratch + nothing
+    held = tl.zeros([LANES], tl.int32)
+    for start in range(0, width, 8 * LANES):  # as many loads at once: none can pass the store before it
+        x0 = _take(base + nothing, start, width, LANES)
+        x1 = _take(base + nothing, start + LANES, width, LANES)
+        x2 = _take(base + nothing, start + 2 * LANES, width, LANES)
+        x3 = _take(base + nothing, start + 3 * LANES, width, LANES)
+        x4 = _take(base + nothing, start + 4 * LANES, width, LANES)
+        x5 = _take(base + nothing, start + 5 * LANES, width, LANES)
+        x6 = _take(base + nothing, start + 6 * LANES, width, LANES)
+        x7 = _take(base + nothing, start + 7 * LANES, width, LANES)
+        held = _list(listed, held, x0, x1, low, LANES)
+        held = _list(listed, held, x2, x3, low, LANES)
+        held = _list(listed, held, x4, x5, low, LANES)
+        held = _list(listed, held, x6, x7, low, LANES)
+    tl.debug_barrier()
     longest = tl.max(held, axis=0)
     if longest > LISTED:
         listed = base + nothing

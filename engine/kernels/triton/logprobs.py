@@ -22,15 +22,18 @@ def tell_logprobs(base, copy, copies, told, most, count, top, width, BLOCK: tl.c
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = tl.full([BLOCK], NOWHERE, tl.int32)
     total = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, width, BLOCK, loop_unroll_factor=2):
+    if copies:
+        for start in tl.range(0, width, BLOCK, loop_unroll_factor=4):
+            columns = start + lanes
+            tl.store(copy + columns, tl.load(base + columns, mask=columns < width), mask=columns < width)
+        tl.debug_barrier()  # other threads read it
+    for start in tl.range(0, width, BLOCK, loop_unroll_factor=4):
         columns = start + lanes
         inside = columns < width
         x = tl.load(base + columns, mask=inside, other=float("-inf"))
-        tl.store(copy + columns, x, mask=inside & copies)
         total += tl.exp(x - top)
         best_at = tl.where(inside & ((x > best) | (best_at == NOWHERE)), columns, best_at)
         best = tl.maximum(best, x)
-    tl.debug_barrier()  # the copy is read by other threads
     log_sum = tl.log(tl.sum(total, axis=0))
     own = tl.arange(0, CHUNKS)  # the columns of one lane
     for at in range(count):
