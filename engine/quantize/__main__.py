@@ -10,9 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from engine.errors import BayardError, InvalidParameter
-from engine.quantize.job import QuantizeJob, quantize
+from engine.errors import BayardError
+from engine.quantize.job import CALIBRATION_TOKENS, QuantizeJob, quantize
 from engine.quantize.stored_form import FORMATS
+from engine.quantize.text_file import read_text
 from engine.quantize.texts import calibration_text
 from engine.spec.precision import WeightPrecision
 
@@ -61,10 +62,7 @@ def _text(calibrate: str) -> str:
         return ""
     if not calibrate:
         return calibration_text()
-    try:
-        return Path(calibrate).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"{calibrate} is no text: {error}.", "Give a UTF-8 file.", param="calibrate") from error
+    return read_text(Path(calibrate), CALIBRATION_TOKENS, "calibrate")
 
 
 if __name__ == "__main__":

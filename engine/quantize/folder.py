@@ -35,6 +35,7 @@ COPIED = (
     "NOTICE",
 )
 COPIED_FOLDERS = ("additional_chat_templates",)
+WRITTEN_NAMES = ("config.json", *COPIED, *COPIED_FOLDERS)
 
 
 def write_beside(spec: ModelSpec, folder: Path, quantisation: dict[str, Any]) -> None:

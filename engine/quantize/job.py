@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.devices import open_device
-from engine.errors import Conflict, InvalidParameter
+from engine.devices import Device, open_device
+from engine.errors import InvalidParameter, StoreError, UnsupportedFormat
 from engine.quant.encode import DEFAULT_GROUPS
 from engine.quantize.folder import check_folder, write_beside
 from engine.quantize.kv_form import refuse_unlearnable, stored_kv_scales
 from engine.quantize.layer_rounding import LayerRounding
 from engine.quantize.learning import LayerInputs, learn
+from engine.quantize.partial_folder import STATE_FILE, UNFINISHED, partial_folder
 from engine.quantize.source import Source
-from engine.quantize.stored_form import FORMATS, GROUPED, quantisation_config
+from engine.quantize.stored_form import FORMATS, GROUPED, PER_WORD, quantisation_config
+from engine.quantize.text_file import first_tokens
 from engine.spec import read_spec
 from engine.spec.hf_folder import INDEX_FILE
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision, fp8_group
 from engine.text.loading import load_text
 
-STATE_FILE = "quantize.json"
-PARTIAL = ".partial"
-CALIBRATION_TOKENS = 8192
+CALIBRATION_TOKENS = 8192  # of a text, its first
+LEAST_TOKENS = 32
 GROUPS = (128, 64, 32, 16)
 
 Report = Callable[[str, int, int], None]  # stage, done, total
@@ -52,7 +54,8 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     """Write the folder job.out. Interrupted, it goes on where it stopped when it is asked for the same again.
 
     Blocks: for as long as reading, learning and writing take; holds about two layers
-    Raises: Conflict when job.out is there, or what was begun is of another job; UnsupportedFormat
+    Raises: Conflict when job.out is there, or what was begun is of another job; UnsupportedFormat; InvalidParameter;
+    StoreError where the folder cannot be written, whose cause may be mended before it is asked for again
     """
     keeps = job.precision is WeightPrecision.STORED
     if job.precision not in FORMATS and not (keeps and job.kv):
@@ -63,11 +66,48 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     if job.kv:
         refuse_unlearnable(spec, job.kv, job.text)
     opened = open_device(job.device)
-    device = opened.torch_device
-    source = Source(spec, lambda done, total: report("reading", done, total), device, keeps_matrices=keeps)
-    partial = _begin(job, spec)
+    source = Source(spec, lambda done, total: report("reading", done, total), opened.torch_device, keeps_matrices=keeps)
+    group = 0 if keeps else _group(job, source)
+    tokens = learning_tokens(spec, job.text) if job.text else []
+    try:
+        with partial_folder(job.out, _asked(job, spec), restart=job.restart) as partial:
+            _write(job, source, group, tokens, opened, partial, report)
+            check_folder(spec, partial)
+            (partial / STATE_FILE).unlink()
+            partial.rename(job.out)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(
+            f"{job.out} cannot be written: {error}.",
+            "When that is mended, the same command goes on where it stopped; or give another --out.",
+        ) from error
+    return read_spec(job.out)
+
+
+def learning_tokens(spec: ModelSpec, text: str) -> list[int]:
+    """Raises: InvalidParameter where there are too few to learn from."""
+    tokens = first_tokens(load_text(spec).encode, text, CALIBRATION_TOKENS)
+    if len(tokens) < LEAST_TOKENS:
+        raise InvalidParameter(
+            f"The text is {len(tokens)} tokens long; at least {LEAST_TOKENS} are needed to learn from.",
+            "Give a longer one, leave --calibrate out for the built-in text, or say none to learn nothing.",
+            param="calibrate",
+        )
+    return tokens
+
+
+def _write(
+    job: QuantizeJob,
+    source: Source,
+    group: int,
+    tokens: list[int],
+    opened: Device,
+    partial: Path,
+    report: Report,
+) -> None:
+    """All files of the folder, but those that are there."""
+    spec = source.spec
     writer = _Writer(partial, len(spec.layers) + 2)
-    rounding = LayerRounding(source, job.precision, 0 if keeps else _group(job, source))
+    rounding = LayerRounding(source, job.precision, group)
     writer.write(0, lambda: {t.name: t.numbers for t in source.of_model(("embed",))})
     source.release()
 
@@ -82,14 +122,13 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
         source.release()
         report("quantising", index + 1, len(spec.layers))
 
-    if job.text:
+    if tokens:
         if not writer.has_all(range(1, len(spec.layers) + 1)):
-            tokens = load_text(spec).encode(job.text)[:CALIBRATION_TOKENS]
             learn(
                 spec,
                 tokens,
                 job.precision,
-                device,
+                opened.torch_device,
                 opened.default_dtype,
                 write_layer,
                 lambda done, total: report("learning", done, total),
@@ -102,66 +141,59 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     last = ("final_norm", "lm_head")
     writer.write(len(spec.layers) + 1, lambda: {t.name: t.numbers for t in source.of_model(last)})
     source.release()
-    writer.write_index()
     write_beside(spec, partial, quantisation_config(job.precision, rounding.group, source.kept_modules(), job.kv))
-    check_folder(spec, partial)
-    (partial / STATE_FILE).unlink()
-    partial.rename(job.out)
-    return read_spec(job.out)
+    writer.finish((partial / "config.json").stat().st_mode)
 
 
 def group_for(widths: set[int], most: int) -> int:
-    """The largest group up to most that divides all widths; one for all, as a configuration states it."""
-    return next((size for size in GROUPS if size <= most and all(width % size == 0 for width in widths)), GROUPS[-1])
+    """The largest group up to most that divides all widths; one for all, as a configuration states it. 0: none does"""
+    return next((size for size in GROUPS if size <= most and all(width % size == 0 for width in widths)), 0)
 
 
 def _group(job: QuantizeJob, source: Source) -> int:
     """Raises: InvalidParameter for a group that the precision or the model's widths do not have."""
+    widths = source.widths()
+    four_bits = job.precision is WeightPrecision.INT4
+    if four_bits and (odd := [width for width in widths if width % PER_WORD]):
+        raise UnsupportedFormat(
+            f"{source.spec.name} has a matrix of width {min(odd):,}; int4 is written in words of {PER_WORD} numbers.",
+            "Choose fp8 or int8.",
+        )
     if job.group is None:
-        usual = DEFAULT_GROUPS["int4"]
-        if job.precision is WeightPrecision.FP8:
-            usual = fp8_group(source.spec.hidden_size)
-        return group_for(source.widths(), usual) if usual else 0
+        usual = fp8_group(source.spec.hidden_size) if job.precision is WeightPrecision.FP8 else DEFAULT_GROUPS["int4"]
+        found = group_for(widths, usual) if usual else 0
+        if four_bits and not found:
+            raise InvalidParameter(
+                f"No group of {', '.join(str(size) for size in GROUPS)} divides all of this model's widths: "
+                f"{', '.join(f'{width:,}' for width in sorted(widths))}.",
+                "Choose fp8 or int8, which lose less, or --group 0 for one multiplier a row.",
+                param="group",
+            )
+        return found
     if job.precision not in GROUPED:
         raise InvalidParameter(
             f"{job.precision} has a multiplier a row.", f"Groups are of {' and '.join(GROUPED)}.", param="group"
         )
-    unfit = [width for width in source.widths() if job.group and width % job.group]
-    if job.group < 0 or job.group % 16 or unfit:
+    known = f"Use one of {', '.join(str(size) for size in GROUPS)}, or 0 for rows."
+    if job.group < 0 or job.group % GROUPS[-1]:
+        raise InvalidParameter(f"--group is {job.group}; groups are of sixteens.", known, param="group")
+    if unfit := [width for width in widths if job.group and width % job.group]:
         raise InvalidParameter(
-            f"Groups of {job.group} do not divide a matrix's width of {min(unfit, default=0):,} in sixteens.",
-            f"Use one of {', '.join(str(size) for size in GROUPS)}, or 0 for rows.",
-            param="group",
+            f"Groups of {job.group} do not divide a matrix's width of {min(unfit):,}.", known, param="group"
         )
     return job.group
 
 
-def _begin(job: QuantizeJob, spec: ModelSpec) -> Path:
-    """The folder that is worked in, new or of the same job."""
-    if job.out.exists():
-        raise Conflict(f"{job.out} is there already.", "Give another --out, or remove it.")
-    partial = job.out.with_name(job.out.name + PARTIAL)
+def _asked(job: QuantizeJob, spec: ModelSpec) -> dict[str, Any]:
+    """What must be the same for a run to be gone on with."""
     files = [(Path(file).name, Path(file).stat().st_size, Path(file).stat().st_mtime_ns) for file in spec.files]
-    asked = {
+    return {
         "files": [list(map(str, file)) for file in files],
         "to": str(job.precision),
         "text": hashlib.sha256(job.text.encode()).hexdigest(),
         "group": job.group,
         "kv": job.kv,
     }
-    state = partial / STATE_FILE
-    if partial.exists() and job.restart:
-        shutil.rmtree(partial)
-    if state.is_file() and json.loads(state.read_text(encoding="utf-8")) != asked:
-        raise Conflict(
-            f"{partial} holds what was begun with another model, text or precision.",
-            "Finish that one, or start anew with --restart.",
-        )
-    if partial.exists() and not state.is_file():
-        raise Conflict(f"{partial} is there, and is not of a quantisation.", "Give another --out, or remove it.")
-    partial.mkdir(parents=True, exist_ok=True)
-    state.write_text(json.dumps(asked), encoding="utf-8")
-    return partial
 
 
 class _Writer:
@@ -182,13 +214,15 @@ class _Writer:
         path = self.path(number)
         if path.is_file():
             return
-        unfinished = path.with_suffix(".unfinished")
+        unfinished = path.with_suffix(UNFINISHED)
         save_file(make(), unfinished, metadata={"format": "pt"})
         unfinished.rename(path)
 
-    def write_index(self) -> None:
+    def finish(self, mode: int) -> None:
+        """Write the index. mode: whom the other files are for; the library writes shards for their owner alone."""
         names: dict[str, str] = {}
         for number in range(self._count):
+            self.path(number).chmod(stat.S_IMODE(mode))
             with safe_open(self.path(number), framework="pt") as shard:
                 names |= dict.fromkeys(shard.keys(), self.path(number).name)
         size = sum(self.path(number).stat().st_size for number in range(self._count))

@@ -13,7 +13,7 @@ from engine.models.rounding import OutlierSet, input_of
 from engine.quantize.int4_search import InputSample, sample_of
 from engine.quantize.kv_form import best_scales
 from engine.quantize.outliers import outlying
-from engine.quantize.text_pass import batch_of, streamed_model, windows_of
+from engine.quantize.text_pass import batch_of, streamed_model, window_tokens, windows_of
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision
 
@@ -45,7 +45,7 @@ def learn(
     Blocks: for one forward and all that done does
     """
     current, found = -1, LayerInputs()
-    batch = batch_of(spec, windows_of(tokens), device, dtype)
+    batch = batch_of(spec, windows_of(tokens, window_tokens(spec)), device, dtype, all_logits=False)
 
     def passed(layer: int) -> None:
         if kv:

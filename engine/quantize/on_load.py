@@ -10,6 +10,7 @@ from engine.errors import BayardError
 from engine.models.checkpoint import Progress
 from engine.models.rounding import Rounding
 from engine.quantize.outliers import learn_outliers
+from engine.quantize.text_file import first_tokens
 from engine.quantize.texts import calibration_text
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision, fp8_group, weight_precision
@@ -48,7 +49,7 @@ def rounding_of(
 def learning_tokens(spec: ModelSpec) -> tuple[list[int], list[str]]:
     """The first tokens of the text that models are learnt from; always the same ones for a model."""
     try:
-        return load_text(spec).encode(calibration_text())[:LEARNING_TOKENS], []
+        return first_tokens(load_text(spec).encode, calibration_text(), LEARNING_TOKENS), []
     except BayardError:
         drawn = random.Random(0)
         return [drawn.randrange(spec.vocab_size) for _ in range(LEARNING_TOKENS)], [RANDOM_IDS]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.models.checkpoint import Progress
 from engine.models.rounding import OutlierSet, input_of
-from engine.quantize.text_pass import batch_of, streamed_model, windows_of
+from engine.quantize.text_pass import batch_of, streamed_model, window_tokens, windows_of
 from engine.spec.model_spec import ModelSpec
 
 OUTLIER_COLUMNS = 128
@@ -40,9 +40,9 @@ def learn_outliers(
         if roles[0] != "router":
             found[layer, input_of(roles[0])] = outlying(x, threshold)
 
-    windows = windows_of(tokens)
+    windows = windows_of(tokens, window_tokens(spec))
     model = streamed_model(spec, device, dtype, watch, progress, capabilities)
-    model.forward(batch_of(spec, windows, device, dtype))
+    model.forward(batch_of(spec, windows, device, dtype, all_logits=False))
     return found
 
 

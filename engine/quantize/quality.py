@@ -24,7 +24,8 @@ from engine.errors import BayardError, InvalidParameter
 from engine.models import load_model
 from engine.models.loading import KV_NAMES
 from engine.quantize.on_load import rounding_of
-from engine.quantize.text_pass import batch_of, windows_of
+from engine.quantize.text_file import first_tokens, read_text
+from engine.quantize.text_pass import batch_of, window_tokens, windows_of
 from engine.quantize.texts import evaluation_text
 from engine.spec import read_spec
 from engine.spec.kv_scales import KvScales, calibrated_scales
@@ -70,9 +71,9 @@ class Quality:
 
 def form_of(name: str, model_path: Path) -> Form:
     """Raises: InvalidParameter for a name that is neither."""
-    weights, _, cache = name.partition(KV_MARK)
+    weights, mark, cache = name.partition(KV_MARK)
     kv, _, scales = cache.partition("-")
-    if cache and (kv not in KV_TYPES or scales not in ("", *KvScales)):
+    if mark and (kv not in KV_TYPES or scales not in ("", *KvScales)):
         raise InvalidParameter(
             f"{name!r} names no KV cache.",
             f"Add {' or '.join(KV_MARK + kind for kind in KV_TYPES)}, and -dynamic or -calibrated if it matters.",
@@ -81,7 +82,7 @@ def form_of(name: str, model_path: Path) -> Form:
     if weights in tuple(WeightPrecision):
         return Form(name, model_path, weights, kv, scales or KvScales.AUTO)
     path = Path(weights)
-    if not path.exists():
+    if not weights or not path.exists():
         raise InvalidParameter(
             f"{name!r} is no precision and no checkpoint.",
             f"Precisions are {', '.join(WeightPrecision)}; {KV_MARK}fp8 or {KV_MARK}int8 behind one names a cache.",
@@ -108,12 +109,12 @@ def compare(
     """
     forms = [form_of(name, model_path) for name in names]
     specs = [read_spec(form.path) for form in forms]
-    cut = [load_text(spec).encode(text)[:tokens] for spec in specs]
+    cut = [first_tokens(load_text(spec).encode, text, tokens) for spec in specs]
     if cut[0] != cut[1] or specs[0].vocab_size != specs[1].vocab_size:
         raise InvalidParameter(
             f"{forms[0].name} and {forms[1].name} do not have the same tokens.", "Compare forms of one model."
         )
-    windows = windows_of(cut[0])
+    windows = windows_of(cut[0], window_tokens(*specs))
     predicted = sum(len(window) - 1 for window in windows)
     if not predicted:
         raise InvalidParameter("The text has fewer than two tokens.", "Give a longer one.", param="text")
@@ -212,7 +213,7 @@ def main(words: list[str]) -> int:
         print(json.dumps({"stage": stage, "done": done, "total": total}), file=sys.stderr, flush=True)
 
     try:
-        text = evaluation_text() if arguments.text is None else arguments.text.read_text(encoding="utf-8")
+        text = evaluation_text() if arguments.text is None else read_text(arguments.text, arguments.tokens, "text")
         found = compare(
             arguments.model,
             (arguments.first, arguments.second),

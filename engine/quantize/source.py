@@ -59,7 +59,7 @@ class Source:
         return self._name("attn_o", layer).removesuffix(".o_proj.weight")
 
     def of_model(self, roles: tuple[str, ...]) -> list[NamedTensor]:
-        return [found for found in self._tensors(None, None) if found.role in roles]
+        return list(self._tensors(None, None, roles))
 
     def widths(self) -> set[int]:
         """The inputs' widths of all matrices that are rounded."""
@@ -75,9 +75,12 @@ class Source:
             *(self._name(role, layer).removesuffix(".weight") for role, layer in kept if layer is not None),
         ]
 
-    def _tensors(self, index: int | None, layer: LayerSpec | None) -> Iterator[NamedTensor]:
+    def _tensors(
+        self, index: int | None, layer: LayerSpec | None, roles: tuple[str, ...] | None = None
+    ) -> Iterator[NamedTensor]:
+        """roles: None: all"""
         for role, of in self._checkpoint.table:
-            if of != index:
+            if of != index or (roles is not None and role not in roles):
                 continue
             stored = self._checkpoint.matrix(role, of)
             name = self._name(role, of)

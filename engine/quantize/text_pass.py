@@ -20,16 +20,29 @@ from engine.spec.model_spec import ModelSpec
 WINDOW_TOKENS = 512
 
 
-def windows_of(tokens: Sequence[int], longest: int = WINDOW_TOKENS) -> list[list[int]]:
-    """The text cut in windows, none of a single token: there is nothing to predict in it."""
+def window_tokens(*specs: ModelSpec) -> int:
+    """How long windows are that all of these models can read."""
+    return min(WINDOW_TOKENS, *(spec.max_context_tokens for spec in specs))
+
+
+def windows_of(tokens: Sequence[int], longest: int) -> list[list[int]]:
+    """The text cut in windows, none of a single token: there is nothing to predict in it. longest: see window_tokens"""
     cut = [list(tokens[start : start + longest]) for start in range(0, len(tokens), longest)]
     return [window for window in cut if len(window) > 1]
 
 
 def batch_of(
-    spec: ModelSpec, windows: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
+    spec: ModelSpec,
+    windows: Sequence[Sequence[int]],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    all_logits: bool = True,
 ) -> ForwardBatch:
-    """A step that feeds whole windows, each a sequence, and asks for all their logits."""
+    """A step that feeds whole windows, each a sequence.
+
+    all_logits: those of every token are asked for, which are gigabytes for long texts; else of the last alone
+    """
     layout = solve_layout(spec, bytes_per_element=dtype.itemsize)
     size = layout.page_tokens
     blocks = [-(-len(window) // size) for window in windows]
@@ -56,7 +69,7 @@ def batch_of(
         positions=torch.cat(positions).to(device, index),
         query_starts=starts.to(device),
         context_lens=lengths.to(device),
-        logit_rows=torch.arange(total, device=device, dtype=index),
+        logit_rows=torch.arange(0 if all_logits else total - 1, total, device=device, dtype=index),
         groups=[group] * len(layout.groups),
         kv_views=views,
         layer_groups=list(layout.layer_groups),

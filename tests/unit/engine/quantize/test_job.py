@@ -15,8 +15,9 @@ from engine.quant.encode import encode
 from engine.quantize import job as job_module
 from engine.quantize.compensation import compensated_to
 from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
-from engine.quantize.job import PARTIAL, QuantizeJob, quantize
+from engine.quantize.job import QuantizeJob, quantize
 from engine.quantize.kv_form import best_scales
+from engine.quantize.partial_folder import PARTIAL
 from engine.quantize.quality import compare
 from engine.quantize.text_pass import batch_of, windows_of
 from engine.quantize.texts import calibration_text, evaluation_text
@@ -48,7 +49,7 @@ def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def logits_of(path: Path) -> torch.Tensor:
     spec = read_spec(path)
     model = load_model(spec, "cpu", torch.float32, lambda done, total: None)
-    return model.forward(batch_of(spec, windows_of(TOKENS), torch.device("cpu"), torch.float32))
+    return model.forward(batch_of(spec, windows_of(TOKENS, 512), torch.device("cpu"), torch.float32))
 
 
 @pytest.mark.parametrize("text", ["", "some text"])
@@ -192,7 +193,7 @@ def test_multipliers_of_a_cache_are_written_read_back_and_used(
     assert written.kv_scheme == KvScheme(kv)
     assert (written.quantisation is None) == (precision is WeightPrecision.STORED)
     stored = {name: tensor for file in out.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    batch = batch_of(written, windows_of(TOKENS), torch.device("cpu"), torch.float32)
+    batch = batch_of(written, windows_of(TOKENS, 512), torch.device("cpu"), torch.float32)
     load_model(read_spec(plain), "cpu", torch.float32, lambda done, total: None).forward(batch)
     largest = LARGEST_CODE[kv]
     for layer, view in enumerate(batch.kv_views):
@@ -213,7 +214,7 @@ def test_multipliers_of_a_cache_are_written_read_back_and_used(
 def loaded_with_cache(path: Path, kv: str, calibrated: bool) -> torch.Tensor:
     spec, dtype = read_spec(path), {"fp8": torch.uint8, "int8": torch.int8}[kv]
     model = load_model(spec, "cpu", torch.float32, lambda done, total: None, kv_dtype=dtype, calibrated_kv=calibrated)
-    return model.forward(batch_of(spec, windows_of(TOKENS), torch.device("cpu"), dtype))
+    return model.forward(batch_of(spec, windows_of(TOKENS, 512), torch.device("cpu"), dtype))
 
 
 def test_scales_that_cut_the_largest_few_are_those_of_the_least_error() -> None:
