@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,13 +12,14 @@ from engine.kernels.cpu import library as cpu_library
 from engine.layers.weight import Weight, device_of, stack_rows
 from engine.quant.coded_tensor import OUTLIER_SIZE, CodedTensor
 from engine.quant.encode import encode, encode_mixed
-from engine.quant.gguf_encode import q4_1, q8_0
+from engine.quant.gguf_encode import is_near, q4_1, q8_0
 from engine.spec.precision import HEADS, WeightPrecision, is_rounded
 
 TILE_ELEMENTS = 1 << 26  # rounded at once on an accelerator: 256 MiB of float32
 HOST_TILE_ELEMENTS = 1 << 20  # ... and where memory for copies is a worker's peak: 4 MiB, near the caches
 GROUPS = (128, 64, 32, 16)
 GGUF_BLOCK = 32
+BLOCKS = {WeightPrecision.INT8: q8_0, WeightPrecision.INT4: q4_1}
 NOWHERE = torch.empty(0, dtype=torch.int64)
 
 # Projections of one input -> what their input is called. Only these may have outliers: a set belongs to an input.
@@ -63,14 +64,30 @@ class Rounding:
 
     def made(self, weight: Weight, role: str, layer: int) -> Weight:
         """The same matrix in this precision, on its device."""
-        rows, columns = weight.shape
+        columns = weight.shape[1]
         on_cpu = device_of(weight).type == "cpu"
-        step = max(1, (HOST_TILE_ELEMENTS if on_cpu else TILE_ELEMENTS) // columns)
-        parts = []
-        for start in range(0, rows, step):
-            tile = slice(start, start + step)
-            wide = weight[tile].to(torch.float32) if isinstance(weight, Tensor) else weight.dequantize(tile)
-            parts.append(self._tile(wide, role, layer, on_cpu))
+        if on_cpu and cpu_library.absent_reason() is None and columns % GGUF_BLOCK == 0:
+            found = self._blocks(weight)
+            if found is not None:
+                return found
+        # On a CPU int4 comes here with what float16 cannot multiply; accelerators' kernels read 16 bits faster.
+        scales = torch.float32 if on_cpu else torch.float16
+        return stack_rows([self.coded(wide, role, layer, scales) for wide in _tiles(weight, on_cpu)])
+
+    def _blocks(self, weight: Weight) -> Weight | None:
+        """The kinds that the CPU's own kernels read, which are as many bits and finer groups.
+
+        None: there is none of this precision, or it would lose what is small in the matrix
+        """
+        encoder = BLOCKS.get(self.precision)
+        if encoder is None:
+            return None
+        parts: list[Weight] = []
+        for wide in _tiles(weight, on_cpu=True):
+            held = encoder(wide)
+            if not is_near(held, wide):
+                return None
+            parts.append(held)
         return stack_rows(parts)
 
     def head(self, weight: Weight) -> Weight:
@@ -78,18 +95,12 @@ class Rounding:
         wanted = HEADS.get(self.precision)
         return weight if wanted is None else replace(self, precision=wanted).made(weight, "lm_head", 0)
 
-    def _tile(self, wide: Tensor, role: str, layer: int, on_cpu: bool) -> Weight:
-        columns = wide.shape[1]
-        if on_cpu and cpu_library.absent_reason() is None and columns % GGUF_BLOCK == 0:
-            # The kinds that the CPU's own kernels read, which are as many bits and finer groups.
-            if self.precision is WeightPrecision.INT8:
-                return q8_0(wide)
-            if self.precision is WeightPrecision.INT4:
-                return q4_1(wide)
-        return self.coded(wide, role, layer)
+    def coded(self, wide: Tensor, role: str, layer: int, scales: torch.dtype = torch.float16) -> CodedTensor:
+        """Codes beside scales, wherever they are.
 
-    def coded(self, wide: Tensor, role: str, layer: int) -> CodedTensor:
-        """Codes beside scales, wherever they are. Shapes: wide [N, K], of any float type"""
+        scales: the type of INT4's multipliers
+        Shapes: wide [N, K], of any float type
+        """
         columns = wide.shape[1]
         match self.precision:
             case WeightPrecision.INT8_MIXED:
@@ -97,9 +108,18 @@ class Rounding:
                 return encode_mixed(wide, known.columns.to(wide.device), threshold=known.threshold)
             case WeightPrecision.INT4:
                 group = next((size for size in GROUPS if columns % size == 0), columns)
-                return encode(wide, "int4", group, asymmetric=True)
+                return encode(wide, "int4", group, asymmetric=True, scales=scales)
             case WeightPrecision.FP8 if self.group and columns % self.group == 0:
                 return encode(wide, "fp8", self.group)
             case WeightPrecision.FP4:
                 return encode(wide, "fp4_nv")
         return encode(wide, str(self.precision))
+
+
+def _tiles(weight: Weight, on_cpu: bool) -> Iterator[Tensor]:
+    """Rows decoded, some at a time."""
+    rows, columns = weight.shape
+    step = max(1, (HOST_TILE_ELEMENTS if on_cpu else TILE_ELEMENTS) // columns)
+    for start in range(0, rows, step):
+        tile = slice(start, start + step)
+        yield weight[tile].to(torch.float32) if isinstance(weight, Tensor) else weight.dequantize(tile)

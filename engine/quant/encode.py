@@ -17,10 +17,18 @@ DEFAULT_GROUPS = {"int4": 128, **FIXED_GROUPS}  # of the other kinds: a row
 SMALLEST_SCALE = 1e-12  # of a group of zeros
 
 
-def encode(weight: Tensor, kind: str, group: int | None = None, *, asymmetric: bool = False) -> CodedTensor:
+def encode(
+    weight: Tensor,
+    kind: str,
+    group: int | None = None,
+    *,
+    asymmetric: bool = False,
+    scales: torch.dtype = torch.float16,
+) -> CodedTensor:
     """Round to nearest with the largest of each group at the end of the range.
 
-    group: neighbours that share a scale; None: what is usual. asymmetric: int4 between the least and the largest
+    group: neighbours that share a scale; None: what is usual. asymmetric: int4 between the least and the largest,
+        whose multipliers are kept in scales
     Shapes: weight [N, K], K a multiple of group, of any float type
     """
     columns = weight.shape[1]
@@ -29,7 +37,7 @@ def encode(weight: Tensor, kind: str, group: int | None = None, *, asymmetric: b
     assert kind not in FIXED_GROUPS or size == FIXED_GROUPS[kind], (kind, size)
     wide = weight.to(torch.float32).view(weight.shape[0], -1, size)
     if kind == "int4" and asymmetric:
-        return _int4_asymmetric(wide)
+        return _int4_asymmetric(wide, scales)
     return {"fp8": _fp8, "int8": _int8, "int4": _int4, "fp4_nv": _fp4_nv, "fp4_mx": _fp4_mx}[kind](wide)
 
 
@@ -105,9 +113,11 @@ def _int4(wide: Tensor) -> CodedTensor:
     return CodedTensor("int4", _shape(wide), _pairs(codes.to(torch.uint8).view(_shape(wide))), scales)
 
 
-def _int4_asymmetric(wide: Tensor) -> CodedTensor:
+def _int4_asymmetric(wide: Tensor, kept: torch.dtype) -> CodedTensor:
     least, most = wide.amin(dim=-1).clamp_max(0.0), wide.amax(dim=-1).clamp_min(0.0)
-    scales = ((most - least).clamp_min(SMALLEST_SCALE) / 15.0).to(torch.float16).clamp_min(2.0**-24)
+    scales = ((most - least).clamp_min(SMALLEST_SCALE) / 15.0).to(kept)
+    if kept is torch.float16:
+        scales = scales.clamp_min(2.0**-24)
     steps = scales.to(torch.float32)
     zeros = (-least / steps).round_().clamp_(0, 15)
     codes = ((wide / steps.unsqueeze(-1)).round_() + zeros.unsqueeze(-1)).clamp_(0, 15)

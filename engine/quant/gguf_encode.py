@@ -9,6 +9,9 @@ from engine.quant.quant_tensor import QuantTensor
 
 BLOCK = 32
 TINY = 2.0**-24  # the least float16, in place of the scale of zeros
+# By kind: what the float16 numbers before a block's codes multiply at most, and from which largest product on in a row
+# their rounding counts for less than that of the codes.
+REACH: dict[str, tuple[tuple[float, ...], float]] = {"Q8_0": ((127.0,), 2.0**-10), "Q4_1": ((15.0, 1.0), 2.0**-15)}
 
 
 def q8_0(numbers: Tensor) -> QuantTensor:
@@ -27,6 +30,18 @@ def q4_1(numbers: Tensor) -> QuantTensor:
     codes = ((blocks - low.float()) / scales.float()).round().clamp(0, 15).to(torch.uint8)
     packed = codes[..., : BLOCK // 2] | (codes[..., BLOCK // 2 :] << 4)
     return _rows("Q4_1", numbers, scales.view(torch.uint8), low.view(torch.uint8), packed)
+
+
+def is_near(held: QuantTensor, numbers: Tensor) -> bool:
+    """Whether float16 holds the multipliers of each row; not of one whose numbers are all very small, or very large.
+
+    Shapes: numbers [N, K], what held was made of
+    """
+    reach, least = REACH[held.kind]
+    heads = held.data.view(held.shape[0], held.shape[1] // BLOCK, -1)[..., : 2 * len(reach)].contiguous()
+    largest = (heads.view(torch.float16).to(torch.float32).abs() * torch.tensor(reach)).amax(dim=(1, 2))
+    small = largest < least
+    return bool(largest.isfinite().all()) and not bool(small.any() and numbers[small].any())
 
 
 def _rows(kind: str, numbers: Tensor, *fields: Tensor) -> QuantTensor:

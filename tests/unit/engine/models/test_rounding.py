@@ -14,6 +14,7 @@ from engine.errors import InvalidParameter
 from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.models import Model
 from engine.models.rounding import NOWHERE, OutlierSet, Rounding
+from engine.quant.quant_tensor import QuantTensor
 from engine.quantize.outliers import learn_outliers, outlying
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision
@@ -118,3 +119,19 @@ def test_worker_configuration_asks_for_rounded_weights_and_caches(changes: dict[
 def test_unknown_precision_is_refused_naming_the_known(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="weights is 'int3'"):
         engine_tokens(llama(tmp_path / "plain"), weights="int3")
+
+
+@pytest.mark.parametrize("precision", [WeightPrecision.INT8, WeightPrecision.INT4])
+@pytest.mark.parametrize("factor", [1e-9, 1e-6, 1e-4, 1e7])
+def test_small_and_large_rows_are_rounded_as_near_as_others(precision: WeightPrecision, factor: float) -> None:
+    weight = torch.randn(6, 256, generator=torch.Generator().manual_seed(2)) * 0.02
+    weight[1] = 0
+    rounding = Rounding(precision)
+    usual = rounding.made(weight, "mlp_down", 0)
+    assert isinstance(usual, QuantTensor)
+    weight[3] *= factor
+    made = rounding.made(weight, "mlp_down", 0)
+    assert not isinstance(made, torch.Tensor)
+    error = (made.dequantize() - weight).abs().amax(dim=1)
+    bound = {WeightPrecision.INT8: 0.6 / 127, WeightPrecision.INT4: 1.3 / 15}[precision]
+    assert bool((error <= weight.abs().amax(dim=1) * bound).all()), error
