@@ -9,6 +9,7 @@ from engine.devices.upload import upload
 from engine.layers.weight import Weight, narrowed, take_rows
 from engine.models.decoder import Decoder
 from engine.models.parts import Parts
+from engine.quant.coded_tensor import check_exponents
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.mxfp4 import from_adjacent_nibbles
 from engine.spec.model_spec import ExpertStorage, LayerSpec, MlpSpec
@@ -38,7 +39,8 @@ class GptOssParts(Parts):
             blocks, scales = (self.checkpoint.matrix(f"{role}_{part}", i) for part in ("blocks", "scales"))
             assert isinstance(blocks, Tensor)
             assert isinstance(scales, Tensor)
-            there = from_adjacent_nibbles(upload(blocks, self.device), upload(scales, self.device))
+            sizes = check_exponents(upload(scales, self.device), f"layer {i}'s {role}_scales", "MXFP4")
+            there = from_adjacent_nibbles(upload(blocks, self.device), sizes)
             return narrowed(there, self.device, self.dtype)
         stored = self.checkpoint.matrix("experts_down_stack" if role == "experts_down" else role, i)
         assert isinstance(stored, Tensor)

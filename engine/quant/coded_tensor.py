@@ -142,6 +142,14 @@ class CodedTensor:
         return self.dequantize(rows.to(torch.int64))
 
 
+def check_exponents(scales: Tensor, name: str, kind: str) -> Tensor:
+    """The same E8M0 bytes. Raises: UnsupportedFormat where one is not a number, or numbers under it may be none"""
+    bad = int((scales > LARGEST_EXPONENT).sum())
+    if bad:
+        raise _no_numbers(name, bad, kind)
+    return scales
+
+
 def check_codes(weight: CodedTensor, name: str) -> CodedTensor:
     """The same, after looking at each code: kernels decode codes that are no numbers to wrong ones.
 
@@ -160,11 +168,15 @@ def check_codes(weight: CodedTensor, name: str) -> CodedTensor:
         found.append(~(weight.row_scales.abs() <= LARGEST_SCALE))
     bad = int(torch.stack([member.sum() for member in found]).sum())
     if bad:
-        raise UnsupportedFormat(
-            f"{name} holds {bad:,} {weight.kind} codes that are not numbers, or multipliers beyond them.",
-            "Download the checkpoint again.",
-        )
+        raise _no_numbers(name, bad, weight.kind)
     return weight
+
+
+def _no_numbers(name: str, count: int, kind: str) -> UnsupportedFormat:
+    return UnsupportedFormat(
+        f"{name} holds {count:,} {kind} codes that are not numbers, or multipliers beyond them.",
+        "Download the checkpoint again.",
+    )
 
 
 def stack_coded(parts: list[CodedTensor]) -> CodedTensor:

@@ -16,7 +16,7 @@ from engine.spec.model_spec import CheckpointFormat, KvScheme, ModelSpec, Tensor
 from engine.spec.pooling import decoder_pooling
 from engine.spec.quantisation import Quantisation
 from engine.spec.quantisation_config import read_quantisation
-from engine.spec.quantisation_keys import KEYS, refuse_unknown
+from engine.spec.quantisation_keys import FAMILY_KEYS, KEYS, refuse_unknown
 from engine.spec.rope_fields import hf_rope
 from engine.spec.safetensors_header import read_safetensors_header
 from engine.spec.tensor_table import tensor_table
@@ -103,7 +103,10 @@ def _quantisation(config: Fields, family: Family) -> tuple[Quantisation | None, 
     Some families have a form of their own, which their tensors show. A configuration may be of the cache alone.
     """
     stated = config.section("quantization_config") or config.section("compression_config")
-    if stated is None or stated.text("quant_method", "compressed-tensors") in family.quantisations:
+    if stated is None:
+        return None, None
+    if stated.text("quant_method", "compressed-tensors") in family.quantisations:
+        refuse_unknown(stated, FAMILY_KEYS)
         return None, None
     kv_scheme = read_kv_scheme(stated)
     if kv_scheme is not None and stated.values.get("config_groups") == {}:

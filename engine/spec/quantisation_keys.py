@@ -48,6 +48,7 @@ KEYS: dict[str, frozenset[str]] = {
     | {"dequantize", "ignored_layers"},
     "fbgemm_fp8": _ANY | {"activation_scale_ub"},
 }
+FAMILY_KEYS = frozenset({"quant_method", "modules_to_not_convert", "dequantize"})  # of forms that a family has itself
 GROUP_KEYS = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 NUMBERS_KEYS = frozenset(  # of weights, of activations and of a cache
     {

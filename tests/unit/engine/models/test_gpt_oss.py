@@ -87,3 +87,20 @@ def test_another_clamp_is_refused(name: str, value: float, tmp_path: Path) -> No
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with pytest.raises(UnsupportedFormat, match=name):
         read_spec(tmp_path)
+
+
+def test_scale_that_is_no_number_and_key_that_is_not_known_are_refused(
+    tmp_path: Path, load: Callable[..., Model]
+) -> None:
+    published(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["model.layers.1.mlp.experts.down_proj_scales"][2, 5, 0] = 255
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedFormat, match="layer 1's experts_down_scales holds 1 MXFP4 codes"):
+        load(tmp_path)
+    path = tmp_path / "config.json"
+    stated = json.loads(path.read_text())
+    stated["quantization_config"]["rotation"] = "hadamard"
+    path.write_text(json.dumps(stated))
+    with pytest.raises(UnsupportedFormat, match="states rotation"):
+        read_spec(tmp_path)
