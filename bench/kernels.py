@@ -1,7 +1,7 @@
 """Each quantised kernel beside the plain one, and its error: `python -m bench.kernels --device cuda`.
 
     gemv     weights of fewer bits times 1 to 4 rows, beside the bf16 kernel and what the memory allows
-    tiles    ... times 8 to 64 rows, beside the matrix library
+    tiles    ... times 8 to 128 rows, beside the matrix library
     large    ... times 64 rows and more, as a layer has it, beside the matrix library with plain weights, and with
              weights decoded once for each product
     native   E4M3 and int8 activations and weights: the library's kernel and ours
@@ -270,7 +270,7 @@ def mixed_shapes(bench: Bench, rows: int) -> None:
 
 PARTS: dict[str, tuple[Callable[[Bench, int], None], tuple[int, ...]]] = {
     "gemv": (gemv, (1, 2, 4)),
-    "tiles": (tiles_of_few, (8, 16, 32, 64)),
+    "tiles": (tiles_of_few, (8, 16, 32, 64, 128)),
     "large": (large, (64, 128, 256, 512, 2048)),
     "native": (native, (32, 64, 256, 512, 4096)),
     "mixed": (mixed_shapes, (16, 64, 256, 512, 2048)),

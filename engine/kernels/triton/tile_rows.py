@@ -1,4 +1,4 @@
-"""A quantised weight times 5 to 64 rows, exact activations: the weight's codes are the left side of the product.
+"""A quantised weight times 5 to 128 rows, exact activations: the weight's codes are the left side of the product.
 
 So a tile has as many weight rows as the matrix units want at least, and its codes become numbers in the registers that
 the units read them from; the few activations are the right side. A group's multiplier and zero point are asked for a
@@ -22,7 +22,7 @@ from engine.kernels.triton.device import MAX_LOCKS, converts_fp8, locks_of, spea
 from engine.kernels.triton.quant_gemm import _numbers
 from engine.kernels.triton.tile_codes import LIFTS, SMALL_FP4, _above, _of_words, _small_fp4
 
-MAX_ROWS = 64
+MAX_ROWS = 128
 DEEP = 8192
 MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
@@ -72,19 +72,35 @@ def _spread(values, RUN: tl.constexpr):
 
 
 @triton.jit
+def _turn_kernel(x, out, depth, APART: tl.constexpr, TILE: tl.constexpr, CHAINED: tl.constexpr):
+    """A row's numbers in the order in which half bytes are read: of each tile those of low halves first."""
+    if CHAINED:
+        let_next_start()
+        wait_for_last()
+    row = x + tl.program_id(0).to(tl.int64) * depth
+    to = out + tl.program_id(0).to(tl.int64) * depth
+    lanes = tl.arange(0, TILE)
+    place = lanes % (TILE // 2)
+    first = tl.program_id(1) * TILE
+    k = first + (place // APART) * (2 * APART) + (lanes // (TILE // 2)) * APART + place % APART
+    tl.store(to + first + lanes, tl.load(row + k))
+
+
+@triton.jit
 def _tile_rows_kernel(
     x, codes, scales, zeros, row_scales, bias, out, parts, locks, rows, columns, depth, groups, per_split,
     CODE: tl.constexpr, APART: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, LATE: tl.constexpr,
     FOUR: tl.constexpr, WORDS: tl.constexpr, LIFT: tl.constexpr, LOWER: tl.constexpr, ZEROS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HARDWARE: tl.constexpr, MAGIC: tl.constexpr,
-    PTX: tl.constexpr, MOVES: tl.constexpr, CHAINED: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PTX: tl.constexpr, TURNED: tl.constexpr, MOVES: tl.constexpr, CHAINED: tl.constexpr, SPLITS: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """GROUP: numbers that share a scale, 0 for a row. LATE: scales are applied to the sums of a group of BLOCK_K.
 
     APART: numbers between a byte's low one and its high one. FOUR: E2M1 by _small_fp4. WORDS: multipliers of a step are
-    read as one word of each row. MOVES: half bytes may be decoded where the matrix units read them. LIFT: times scales
-    and LOWER times sums, gives what _small_fp4 leaves out; 0 where scales are too large for it.
+    read as one word of each row. MOVES: half bytes may be decoded where the matrix units read them. TURNED: x is as
+    _turn_kernel writes it. LIFT: times scales and LOWER times sums, gives what _small_fp4 leaves out; 0 where scales
+    are too large for it.
     MAGIC: the bits of 128 or 1024 in the inputs' type, where int4 codes may stand below them; else 0
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -116,7 +132,7 @@ def _tile_rows_kernel(
     if CHAINED:
         ask_for(w_rows + tl.minimum(first // PACKED + tl.arange(0, AHEAD_LINES) * 128, row_bytes - 1)[None, :])
     if CHAINED:
-        wait_for_last()
+        wait_for_last()  # and let nothing start meanwhile: its programs would crowd where there is room now
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_m = m < rows
     x_rows = x + tl.minimum(m, rows - 1).to(tl.int64)[None, :] * depth
@@ -148,7 +164,10 @@ def _tile_rows_kernel(
         for half in tl.static_range(PACKED):
             k = place
             if PACKED == 2:
-                k = (place // APART) * (2 * APART) + half * APART + place % APART
+                if TURNED:
+                    k = start + half * (BLOCK_K // 2) + lanes
+                else:
+                    k = (place // APART) * (2 * APART) + half * APART + place % APART
             # Rows that are not there are not fetched.
             if EVEN:
                 a = tl.load(x_rows + k[:, None], mask=in_m[None, :], other=0.0)
@@ -184,8 +203,6 @@ def _tile_rows_kernel(
             acc += part * scale[:, None]
         else:
             acc = part
-    if CHAINED:
-        let_next_start()  # not before: programs of the next kernel would crowd where there is room now
     if GROUP == 0:
         acc *= tl.load(scales + safe_n).to(tl.float32)[:, None]
     if HAS_ROW_SCALES:
@@ -221,6 +238,7 @@ class RowTiles:
     warps: int
     stages: int
     splits: int = 1  # of K, where there are few tiles
+    turned: bool = False  # activations are put in the order of half bytes before
     apart: bool = False  # half bytes are decoded where loads put them, not where the matrix units read them
 
 
@@ -243,7 +261,7 @@ def tile_rows(
     words = words and weight.scales.data_ptr() % 8 == 0
     paired = late and weight.pairs is not None
     zeros = weight.pairs if paired else weight.zeros
-    block_m = min(MAX_ROWS, max(16, triton.next_power_of_2(rows)))
+    block_m = max(16, triton.next_power_of_2(rows)) if rows <= MAX_ROWS else 64
     tall, wide = triton.cdiv(rows, block_m), triton.cdiv(columns, tiles.block_n)
     num_tiles = tall * wide
     splits = tiles.splits if num_tiles < MANY_TILES else 1
@@ -255,16 +273,24 @@ def tile_rows(
     if splits > 1:
         parts = torch.empty(num_tiles * splits * tiles.block_n * block_m, dtype=torch.float32, device=device)
     none = weight.codes
+    x = x.contiguous()
+    turned = tiles.turned and weight.numbers_a_byte == 2 and depth % block_k == 0
+    if turned:
+        x, plain = torch.empty_like(x), x
+        _turn_kernel[(rows, depth // block_k)](
+            plain, x, depth, weight.apart, block_k, chains(device), num_warps=1, **launch(device)
+        )
     _tile_rows_kernel[(wide, tall, splits)](
-        x.contiguous(), none if none.dtype == torch.uint8 else none.view(torch.uint8),
+        x, none if none.dtype == torch.uint8 else none.view(torch.uint8),
         weight.scales, none if zeros is None else zeros,
         none if weight.row_scales is None else weight.row_scales, none if bias is None else bias, out,
         parts, locks_of(device), rows, columns, depth, groups, per_split,
         CODE_NUMBERS[weight.code], weight.apart, SCALE_NUMBERS[weight.scale_code], group, late,
         four, words, lift, lower,
         2 if paired else int(zeros is not None), weight.row_scales is not None, bias is not None,
-        converts_fp8(device), magic, speaks_ptx(device), not tiles.apart, chains(device), splits, depth % block_k == 0,
-        block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages, **launch(device),
+        converts_fp8(device), magic, speaks_ptx(device), turned, not tiles.apart, chains(device), splits,
+        depth % block_k == 0, block_m, tiles.block_n, block_k, num_warps=tiles.warps, num_stages=tiles.stages,
+        **launch(device),
     )  # fmt: skip
     return out
 
@@ -272,6 +298,8 @@ def tile_rows(
 def row_tiles(weight: CodedWeight, rows: int) -> RowTiles:
     """What an H200 does soonest."""
     deep = rows <= 32 and weight.shape[1] >= DEEP
+    if rows > 64:
+        return RowTiles(64, 128, 4, 3, 4) if weight.numbers_a_byte == 1 else RowTiles(128, 128, 8, 3, 4)
     if weight.code == "int4":
         return RowTiles(128, 128, 4, 3, 8 if rows <= 16 or deep else 4)
     return RowTiles(64, 128, 4, 3, 8 if deep else 4)
