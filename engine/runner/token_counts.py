@@ -45,7 +45,7 @@ class TokenCounts:
             row = self._rows[request.id] = _Row(self._take(), request.num_prompt)
             mine = self.table[row.index]
             mine.zero_()
-            mine[self._ids(request.token_ids[: request.num_prompt])] = IN_PROMPT
+            mine.index_fill_(0, self._ids(request.token_ids[: request.num_prompt]), IN_PROMPT)  # without the host
         missing = request.token_ids[row.counted :]
         if missing:
             ones = torch.full((len(missing),), ONE_OUTPUT, dtype=torch.int32, device=self.table.device)

@@ -3,7 +3,7 @@
 top_k and top_p are found as a threshold on the logits, by splitting the interval in which it lies in four at each turn,
 so nothing is sorted. What each lane's largest logit say by themselves bounds it from below; what reaches that bound is
 listed, each lane its own, so that a turn reads a few logits instead of the row. If a lane has more of them than a list
-holds, turns read the row.
+holds, some turns read the row, and what still is between the bounds is listed then.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton.language as tl
 LISTED = tl.constexpr(16)  # of a lane
 GROUP = tl.constexpr(8)  # blocks whose weights are added up before their sum is kept
 LANE_TURNS = tl.constexpr(8)
+ROW_TURNS = tl.constexpr(4)
 
 
 @triton.jit
@@ -61,12 +62,12 @@ def _bound(best, share, low, high, wanted):
 
 @triton.jit
 def _threshold(
-    listed, held, longest, low, high, floor, wanted, top, temperature,
+    listed, held, longest, low, high, over, wanted, top, temperature,
     COUNT: tl.constexpr, LANES: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """The largest value such that what is listed at or above it, nothing below `floor` counted, reaches `wanted`.
+    """The largest value such that what stands at or above it reaches `wanted`.
 
-    Between low, which reaches it, and high, which does not.
+    Between low, which reaches it, and high, which does not. over: the share of what is not listed and reaches high
     """
     lanes = tl.arange(0, LANES)
     turn = 0
@@ -80,19 +81,48 @@ def _threshold(
         sum3 = tl.zeros([LANES], tl.float32)
         for at in range(longest):
             x = tl.load(listed + at * LANES + lanes, mask=at < held, other=float("-inf"))
-            x = tl.where(x >= floor, x, float("-inf"))
             sum1 += _mass(x, first, top, temperature, COUNT)
             sum2 += _mass(x, second, top, temperature, COUNT)
             sum3 += _mass(x, third, top, temperature, COUNT)
-        has1 = tl.sum(sum1, axis=0) >= wanted
-        has2 = tl.sum(sum2, axis=0) >= wanted
-        has3 = tl.sum(sum3, axis=0) >= wanted
+        has1 = over + tl.sum(sum1, axis=0) >= wanted
+        has2 = over + tl.sum(sum2, axis=0) >= wanted
+        has3 = over + tl.sum(sum3, axis=0) >= wanted
         new_low, new_high = _narrowed(low, high, first, second, third, has1, has2, has3)
         # Two neighbours have nothing between them: the search is over.
         turn = tl.where((new_low == low) & (new_high == high), TURNS, turn + 1)
         low = new_low
         high = new_high
     return low
+
+
+@triton.jit
+def _narrow(base, width, low, high, wanted, top, temperature, counts, BLOCK: tl.constexpr):
+    """Some turns of such a search over the row: low, high, and the share of what reaches high."""
+    over = 0.0
+    for _ in range(ROW_TURNS):
+        quarter = (high - low) * 0.25
+        first = low + quarter
+        second = low + 2.0 * quarter
+        third = low + 3.0 * quarter
+        sum1 = tl.zeros([BLOCK], tl.float32)
+        sum2 = tl.zeros([BLOCK], tl.float32)
+        sum3 = tl.zeros([BLOCK], tl.float32)
+        for start in tl.range(0, width, BLOCK, loop_unroll_factor=2):
+            columns = start + tl.arange(0, BLOCK)
+            x = tl.load(base + columns, mask=columns < width, other=float("-inf"))
+            share = tl.where(counts, 1.0, tl.exp((x - top) / temperature))
+            sum1 += tl.where(x >= first, share, 0.0)
+            sum2 += tl.where(x >= second, share, 0.0)
+            sum3 += tl.where(x >= third, share, 0.0)
+        over1 = tl.sum(sum1, axis=0)
+        over2 = tl.sum(sum2, axis=0)
+        over3 = tl.sum(sum3, axis=0)
+        has1 = over1 >= wanted
+        has2 = over2 >= wanted
+        has3 = over3 >= wanted
+        over = tl.where(has3, over, tl.where(has2, over3, tl.where(has1, over2, over1)))
+        low, high = _narrowed(low, high, first, second, third, has1, has2, has3)
+    return low, high, over
 
 
 @triton.jit
@@ -117,13 +147,37 @@ def _take(base, start, width, LANES: tl.constexpr):
 
 
 @triton.jit
-def _list(listed, held, first, second, low, LANES: tl.constexpr):
-    """Put two logits of each lane behind those that it holds, if they reach low; how many it would hold with room."""
+def _put(listed, held, first, second, low, high, LANES: tl.constexpr):
+    """Put two logits of each lane behind those that it holds, if they lie between; how many it would hold with room."""
     places = listed + tl.arange(0, LANES)
-    tl.store(places + held * LANES, first, mask=(first >= low) & (held < LISTED))
-    held += (first >= low).to(tl.int32)
-    tl.store(places + held * LANES, second, mask=(second >= low) & (held < LISTED))
-    return held + (second >= low).to(tl.int32)
+    between = (first >= low) & (first < high)
+    tl.store(places + held * LANES, first, mask=between & (held < LISTED))
+    held += between.to(tl.int32)
+    between = (second >= low) & (second < high)
+    tl.store(places + held * LANES, second, mask=between & (held < LISTED))
+    return held + between.to(tl.int32)
+
+
+@triton.jit
+def _list(base, listed, width, low, high, LANES: tl.constexpr):
+    """List what lies between; how many each lane would hold with room."""
+    held = tl.zeros([LANES], tl.int32)
+    tl.debug_barrier()  # a list of before may still be read
+    for start in range(0, width, 8 * LANES):  # as many loads at once: none can pass the store before it
+        x0 = _take(base, start, width, LANES)
+        x1 = _take(base, start + LANES, width, LANES)
+        x2 = _take(base, start + 2 * LANES, width, LANES)
+        x3 = _take(base, start + 3 * LANES, width, LANES)
+        x4 = _take(base, start + 4 * LANES, width, LANES)
+        x5 = _take(base, start + 5 * LANES, width, LANES)
+        x6 = _take(base, start + 6 * LANES, width, LANES)
+        x7 = _take(base, start + 7 * LANES, width, LANES)
+        held = _put(listed, held, x0, x1, low, high, LANES)
+        held = _put(listed, held, x2, x3, low, high, LANES)
+        held = _put(listed, held, x4, x5, low, high, LANES)
+        held = _put(listed, held, x6, x7, low, high, LANES)
+    tl.debug_barrier()
+    return held
 
 
 @triton.jit
@@ -138,46 +192,45 @@ def _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK:
     above = top + tl.abs(top) * 1e-6 + 1e-30  # nothing reaches it
     counts = (top_k > 0.0) & (top_k < width)
     best, least, total = _survey(base, width, top, temperature, BLOCK)
-    wanted = tl.sum(total, axis=0) * top_p
     # All that lies under this has less weight together than top_p leaves out.
     under = tl.maximum(least, top + tl.log(tl.maximum(1.0 - top_p, 1e-30) / width) * temperature)
-    if counts:
-        low = _bound(best, tl.full([BLOCK], 1.0, tl.float32), least, above, top_k)
-    else:
-        low = _bound(best, tl.exp((best - top) / temperature), under, above, wanted)
+    wanted = tl.where(counts, top_k, tl.sum(total, axis=0) * top_p)
+    share = tl.where(counts, 1.0, tl.exp((best - top) / temperature))
+    low = _bound(best, share, tl.where(counts, least, under), above, wanted)
+    high = above
+    over = 0.0
+    row = base + nothing
     listed = scratch + nothing
-    held = tl.zeros([LANES], tl.int32)
-    for start in range(0, width, 8 * LANES):  # as many loads at once: none can pass the store before it
-        x0 = _take(base + nothing, start, width, LANES)
-        x1 = _take(base + nothing, start + LANES, width, LANES)
-        x2 = _take(base + nothing, start + 2 * LANES, width, LANES)
-        x3 = _take(base + nothing, start + 3 * LANES, width, LANES)
-        x4 = _take(base + nothing, start + 4 * LANES, width, LANES)
-        x5 = _take(base + nothing, start + 5 * LANES, width, LANES)
-        x6 = _take(base + nothing, start + 6 * LANES, width, LANES)
-        x7 = _take(base + nothing, start + 7 * LANES, width, LANES)
-        held = _list(listed, held, x0, x1, low, LANES)
-        held = _list(listed, held, x2, x3, low, LANES)
-        held = _list(listed, held, x4, x5, low, LANES)
-        held = _list(listed, held, x6, x7, low, LANES)
-    tl.debug_barrier()
+    held = _list(row, listed, width, low, high, LANES)
     longest = tl.max(held, axis=0)
     if longest > LISTED:
-        listed = base + nothing
-        held = (width - lanes + LANES - 1) // LANES
+        low, high, over = _narrow(base, width, low, high, wanted, top, temperature, counts, BLOCK)
+        held = _list(row, listed, width, low, high, LANES)
+        longest = tl.max(held, axis=0)
+    whole = (width - lanes + LANES - 1) // LANES  # of each lane, if the row is its list
+    if longest > LISTED:  # very many logits are the same
+        listed = row
+        held = whole
         longest = (width + LANES - 1) // LANES
+        over = 0.0
     floor = float("-inf")
     if counts:
-        floor = _threshold(listed, held, longest, low, above, floor, top_k, top, temperature, True, LANES, TURNS)
+        floor = _threshold(listed, held, longest, low, high, over, top_k, top, temperature, True, LANES, TURNS)
     if top_p < 1.0:
         if counts:
-            share = tl.zeros([LANES], tl.float32)
+            if high < above:  # what was listed is the border alone
+                listed = row
+                held = whole
+                longest = (width + LANES - 1) // LANES
+                high = above
+                over = 0.0
+            kept = tl.zeros([LANES], tl.float32)
             for at in range(longest):
                 x = tl.load(listed + at * LANES + lanes, mask=at < held, other=float("-inf"))
-                share += tl.where(x >= floor, tl.exp((x - top) / temperature), 0.0)
-            wanted = tl.sum(share, axis=0) * top_p
+                kept += tl.where(x >= floor, tl.exp((x - top) / temperature), 0.0)
+            wanted = tl.sum(kept, axis=0) * top_p
             low = tl.maximum(under, floor)
-        found = _threshold(listed, held, longest, low, above, floor, wanted, top, temperature, False, LANES, TURNS)
+        found = _threshold(listed, held, longest, low, high, over, wanted, top, temperature, False, LANES, TURNS)
         floor = tl.maximum(floor, found)
     return floor
 
