@@ -67,10 +67,11 @@ def build_engine(config: WorkerConfig, progress: Progress) -> BuiltEngine:
         if cpu_library.absent_reason() is None:
             cpu_library.set_threads(config.threads)
     spec = read_spec(config.model_path)
-    dtype = _dtype("dtype", config.dtype, device.default_dtype)
+    asked = _dtype("dtype", config.dtype, device.default_dtype)
+    dtype = _activations(asked, device, notes)
     if spec.is_encoder:
-        return _build_encoder(config, spec, device, dtype, progress)
-    kv_dtype = KV_BYTES.get(config.kv_dtype) or _dtype("kv_dtype", config.kv_dtype, _kv_default(config, device, dtype))
+        return _build_encoder(config, spec, device, dtype, notes, progress)
+    kv_dtype = KV_BYTES.get(config.kv_dtype) or _dtype("kv_dtype", config.kv_dtype, _kv_default(config, device, asked))
     layout = solve_layout(spec, bytes_per_element=kv_dtype.itemsize, page_tokens=config.page_tokens)
     max_context = min(config.max_context_tokens or spec.max_context_tokens, spec.max_context_tokens)
     calibrated_kv, why_scales = calibrated_scales(spec, config.kv_scales, KV_NAMES.get(kv_dtype, ""))
@@ -177,7 +178,7 @@ def _bank(config: WorkerConfig, spec: ModelSpec) -> AdapterBank | None:
 
 
 def _build_encoder(
-    config: WorkerConfig, spec: ModelSpec, device: Device, dtype: torch.dtype, progress: Progress
+    config: WorkerConfig, spec: ModelSpec, device: Device, dtype: torch.dtype, notes: list[str], progress: Progress
 ) -> BuiltEngine:
     """An engine without pages. Raises: InvalidParameter for what an encoder cannot have."""
     for name in ("adapters", "draft_model_path", "swap_bytes"):
@@ -209,12 +210,11 @@ def _build_encoder(
     )
     gc.collect()
     gc.freeze()
-    notes = model.notes + list(device.notes)
     return BuiltEngine(
         core,
         device,
         dict(model.kernels),
-        notes,
+        notes + model.notes + list(device.notes),
         generates=False,
         embedding_dimensions=spec.hidden_size,
         vocab_size=spec.vocab_size,
@@ -227,6 +227,17 @@ def _has_own_threads(kernels: dict[str, str]) -> bool:
     """Whether the CPU library, with its own pool, computes all that is large."""
     large = [why for op, why in kernels.items() if op.split()[0] in ("linear", "experts", "paged_attention")]
     return bool(large) and all(why.startswith("cpu") for why in large)
+
+
+def _activations(asked: torch.dtype, device: Device, notes: list[str]) -> torch.dtype:
+    """On a CPU float32: torch's half precision sums in another order for another number of rows. Mutates: notes"""
+    if device.torch_device.type != "cpu" or asked is torch.float32:
+        return asked
+    notes.append(
+        f"Activations of {str(asked).removeprefix('torch.')} were asked for; on a CPU they are float32, which its "
+        "kernels compute in, so that a token does not depend on what shares its step."
+    )
+    return torch.float32
 
 
 def _kv_default(config: WorkerConfig, device: Device, dtype: torch.dtype) -> torch.dtype:

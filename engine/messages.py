@@ -298,7 +298,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     model_path: str  # a GGUF file or a Hugging Face folder
     endpoint: str  # ipc://..., bound by the daemon
     device: str = "cpu"  # "cpu", "cuda:0", ...
-    dtype: str = "auto"  # activations: "auto", "float32", "bfloat16", "float16"
+    dtype: str = "auto"  # activations: "auto", "float32", "bfloat16", "float16"; float32 on a CPU
     kv_dtype: str = "auto"
     activation: str = "exact"  # "int8" or "fp8" let a kernel round activations where weights are of that kind
     kv_bytes: int = 0  # 0: sized for kv_tokens
