@@ -1,4 +1,4 @@
-"""Quantised weights as the left side of a product with 5 to 128 rows: in the interpreter on a CPU, compiled on a GPU."""
+"""Quantised weights as the left side of a product with 5 to 128 rows: in the interpreter on a CPU, and on a GPU."""
 
 from __future__ import annotations
 
