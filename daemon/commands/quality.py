@@ -14,6 +14,7 @@ from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, Stat
 from daemon.settings import Settings
 from engine.errors import InvalidParameter
 from engine.spec.place import is_there, place_of
+from engine.spec.precision import Activations
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -35,8 +36,8 @@ def quality(
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens of it at most.")] = 2048,
     device: Annotated[str, typer.Option(help="Where it computes: cpu, cuda:0, ...")] = "cpu",
     activation: Annotated[
-        str, typer.Option(help="exact, or int8 or fp8 where kernels may round activations.")
-    ] = "exact",
+        Activations, typer.Option(help="exact, or int8 or fp8 where kernels may round activations.")
+    ] = Activations.EXACT,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
     run_dir: RunDirOption = None,
@@ -48,7 +49,7 @@ def quality(
 
     settings = settings_from(config, state_dir, run_dir)
     words = [str(path_of(model, settings)), "--first", first, "--second", second, "--tokens", str(tokens)]
-    words += ["--device", device, "--activation", activation]
+    words += ["--device", device, "--activation", str(activation)]
     words += ["--text", str(text)] if text is not None else []
     found = run_module("engine.quantize.quality", words, progress_on_stderr=True)
     kept = _keep(model, found, settings)

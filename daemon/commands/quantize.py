@@ -10,7 +10,7 @@ import typer
 
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from engine.spec.kv_scales import KvKind
-from engine.spec.precision import WeightPrecision
+from engine.spec.precision import WrittenPrecision
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -19,13 +19,17 @@ app = typer.Typer(rich_markup_mode=None)
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL|PATH", help="An imported model, or a file or folder.")],
     to: Annotated[
-        WeightPrecision, typer.Option("--to", help="fp8, int8, int8-mixed or int4; stored: --kv alone.")
-    ] = WeightPrecision.STORED,
+        WrittenPrecision, typer.Option("--to", help="fp8, int8, int8-mixed or int4; stored: --kv alone.")
+    ] = WrittenPrecision.STORED,
     kv: Annotated[
         KvKind | None, typer.Option("--kv", help="fp8 or int8: learn multipliers of such a KV cache too.")
     ] = None,
     calibrate: Annotated[
-        str, typer.Option(metavar="FILE", help="A text to learn from; none: learn nothing; else a built-in one.")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A text to learn from, its first 8,192 tokens; none: learn nothing; else a built-in one.",
+        ),
     ] = "",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to write; else MODEL-PRECISION here.")] = None,
     device: Annotated[str, typer.Option(help="Where it computes: cpu, cuda:0, ...")] = "cpu",
@@ -45,7 +49,7 @@ def quantize(
 
     path = path_of(model, settings_from(config, state_dir, run_dir))
     name = path.stem if path.is_file() else path.name
-    made = "-".join(([str(to)] if to is not WeightPrecision.STORED else []) + ([f"kv-{kv}"] if kv else []))
+    made = "-".join(([str(to)] if to is not WrittenPrecision.STORED else []) + ([f"kv-{kv}"] if kv else []))
     folder = (out or Path(f"{name}-{made or to}")).absolute()
     words = [str(path), "--to", str(to), "--out", str(folder), "--device", device]
     words += ["--calibrate", calibrate] if calibrate else []

@@ -5,38 +5,42 @@ The daemon's command runs it in a process of its own, because the control plane 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 from engine.errors import BayardError
 from engine.quantize.job import CALIBRATION_TOKENS, QuantizeJob, quantize
-from engine.quantize.stored_form import FORMATS
 from engine.quantize.text_file import read_text
 from engine.quantize.texts import calibration_text
-from engine.spec.precision import WeightPrecision
+from engine.quantize.words import INTERRUPTED, Words, told
+from engine.spec.precision import WeightPrecision, WrittenPrecision
 
 NOTHING = "none"
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.quantize", description=__doc__)
+    parser = Words(prog="python -m engine.quantize", description=__doc__)
     add = parser.add_argument
     add("model", type=Path)
-    add("--to", default=str(WeightPrecision.STORED), choices=(*FORMATS, WeightPrecision.STORED))
+    add("--to", default=str(WrittenPrecision.STORED), choices=list(map(str, WrittenPrecision)))
     add("--out", required=True, type=Path)
-    add("--calibrate", default="", help=f"a text file to learn from; {NOTHING}: nothing is learnt; else a built-in one")
+    add(
+        "--calibrate",
+        default="",
+        help=f"a text file, whose first {CALIBRATION_TOKENS:,} tokens are learnt from; {NOTHING}: nothing is learnt; "
+        "else a built-in one",
+    )
     add("--device", default="cpu")
     add("--restart", action="store_true")
     add("--group", type=int, help="of fp8 and int4: neighbours with one multiplier; 0: a row; else what is usual")
     add("--kv", default="", help="fp8 or int8: learn multipliers for such a KV cache too, or alone without --to")
-    arguments = parser.parse_args(words)
 
     def report(stage: str, done: int, total: int) -> None:
         print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
 
     try:
+        arguments = parser.parse_args(words)
         text = _text(arguments.calibrate)
         job = QuantizeJob(
             arguments.model,
@@ -50,8 +54,10 @@ def main(words: list[str]) -> int:
         )
         written = quantize(job, report)
     except BayardError as error:
-        print(json.dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}), flush=True)
+        print(told(error), flush=True)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     found = {"path": str(arguments.out), "weight_bytes": written.weight_bytes, "source_dtype": written.source_dtype}
     print(json.dumps({"written": found}), flush=True)
     return 0

@@ -45,7 +45,7 @@ def learn(
     Blocks: for one forward and all that done does
     """
     current, found = -1, LayerInputs()
-    batch = batch_of(spec, windows_of(tokens, window_tokens(spec)), device, dtype, all_logits=False)
+    batch = batch_of(spec, windows_of(tokens, window_tokens(spec)), device, dtype, learning=True)
 
     def passed(layer: int) -> None:
         if kv:

@@ -42,7 +42,7 @@ def learn_outliers(
 
     windows = windows_of(tokens, window_tokens(spec))
     model = streamed_model(spec, device, dtype, watch, progress, capabilities)
-    model.forward(batch_of(spec, windows, device, dtype, all_logits=False))
+    model.forward(batch_of(spec, windows, device, dtype, learning=True))
     return found
 
 

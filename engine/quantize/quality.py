@@ -7,8 +7,8 @@ stored+kv-fp8 or FOLDER+kv-int8-dynamic, what the KV cache is kept in.
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,17 +20,18 @@ import torch
 from torch import Tensor
 
 from engine.devices import open_device
-from engine.errors import BayardError, InvalidParameter
+from engine.errors import BayardError, InvalidParameter, StoreError
 from engine.models import load_model
 from engine.models.loading import KV_NAMES
 from engine.quantize.on_load import rounding_of
 from engine.quantize.text_file import first_tokens, read_text
 from engine.quantize.text_pass import batch_of, window_tokens, windows_of
 from engine.quantize.texts import evaluation_text
+from engine.quantize.words import INTERRUPTED, Words, told
 from engine.spec import read_spec
 from engine.spec.kv_scales import KvScales, calibrated_scales
 from engine.spec.model_spec import ModelSpec
-from engine.spec.precision import WeightPrecision
+from engine.spec.precision import Activations, WeightPrecision
 from engine.text.loading import load_text
 
 DEFAULT_TOKENS = 2048
@@ -121,7 +122,7 @@ def compare(
     sums = _Sums()
     with tempfile.TemporaryDirectory(prefix="bayard-quality-") as folder:
         shape = (predicted, specs[0].vocab_size)
-        kept = np.memmap(Path(folder) / "logits", dtype=np.float32, mode="w+", shape=shape)
+        kept = _kept(Path(folder) / "logits", shape)
         row = 0
         for index, logits in enumerate(_logits(specs[0], forms[0], windows, device, activation)):
             kept[row : row + len(logits)] = logits.to("cpu").numpy()
@@ -150,6 +151,23 @@ def compare(
         first_bytes=specs[0].weight_bytes,
         second_bytes=specs[1].weight_bytes,
     )
+
+
+def _kept(path: Path, shape: tuple[int, int]) -> np.memmap[tuple[int, int], np.dtype[np.float32]]:
+    """A file of float32 whose room is there: a map that grows past a full disk would end the process.
+
+    Raises: StoreError
+    """
+    size_bytes = shape[0] * shape[1] * 4
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+    except OSError as error:
+        raise StoreError(
+            f"{path.parent} has no room for {size_bytes:,} bytes of the first form's logits: {error}.",
+            "Measure fewer --tokens, or set TMPDIR to a folder with room.",
+        ) from error
+    return np.memmap(path, dtype=np.float32, mode="r+", shape=shape)
 
 
 class _Sums:
@@ -198,7 +216,7 @@ def _logits(
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.quantize.quality", description=__doc__)
+    parser = Words(prog="python -m engine.quantize.quality", description=__doc__)
     add = parser.add_argument
     add("model", type=Path)
     add("--first", required=True)
@@ -206,13 +224,13 @@ def main(words: list[str]) -> int:
     add("--text", type=Path)
     add("--tokens", type=int, default=DEFAULT_TOKENS)
     add("--device", default="cpu")
-    add("--activation", default="exact", choices=("exact", "int8", "fp8"))
-    arguments = parser.parse_args(words)
+    add("--activation", default=str(Activations.EXACT), choices=list(map(str, Activations)))
 
     def report(stage: str, done: int, total: int) -> None:
         print(json.dumps({"stage": stage, "done": done, "total": total}), file=sys.stderr, flush=True)
 
     try:
+        arguments = parser.parse_args(words)
         text = evaluation_text() if arguments.text is None else read_text(arguments.text, arguments.tokens, "text")
         found = compare(
             arguments.model,
@@ -225,8 +243,10 @@ def main(words: list[str]) -> int:
             report=report,
         )
     except BayardError as error:
-        print(json.dumps({"error": {"code": error.code, "message": error.message, "hint": error.hint}}))
+        print(told(error))
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print(json.dumps(asdict(found)))
     return 0
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, GroupMeta
 from engine.errors import UnsupportedFormat
-from engine.kv.layout import solve_layout
+from engine.kv.layout import PageLayout, solve_layout
 from engine.layers.linear import Observer
 from engine.models import loading
 from engine.models.checkpoint import Progress, check_size
@@ -37,11 +37,12 @@ def batch_of(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    all_logits: bool = True,
+    learning: bool = False,
 ) -> ForwardBatch:
-    """A step that feeds whole windows, each a sequence.
+    """A step that feeds whole windows, each a sequence, and asks for all their logits.
 
-    all_logits: those of every token are asked for, which are gigabytes for long texts; else of the last alone
+    learning: only the last token's logits are asked for, and a layer's cache is that of the next too: of long texts
+    all logits, and all layers' keys and values, are gigabytes
     """
     layout = solve_layout(spec, bytes_per_element=dtype.itemsize)
     size = layout.page_tokens
@@ -58,7 +59,10 @@ def batch_of(
         positions.append(places)
         first += blocks[row]
     large = max(-(-first // group.ratio) for group in layout.groups) + 1
-    views = layout.views(torch.zeros(large * layout.large_page_elements, dtype=dtype, device=device), large)
+    if learning:
+        views = _one_for_all(layout, large, device, dtype)
+    else:
+        views = layout.views(torch.zeros(large * layout.large_page_elements, dtype=dtype, device=device), large)
     index = torch.int64 if device.type == "cpu" else torch.int32
     lengths = torch.tensor([len(window) for window in windows], dtype=torch.int32)
     starts = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)))
@@ -69,13 +73,23 @@ def batch_of(
         positions=torch.cat(positions).to(device, index),
         query_starts=starts.to(device),
         context_lens=lengths.to(device),
-        logit_rows=torch.arange(0 if all_logits else total - 1, total, device=device, dtype=index),
+        logit_rows=torch.arange(total - 1 if learning else 0, total, device=device, dtype=index),
         groups=[group] * len(layout.groups),
         kv_views=views,
         layer_groups=list(layout.layer_groups),
         max_query_tokens=int(lengths.max()),
         max_context_tokens=int(lengths.max()),
     )
+
+
+def _one_for_all(layout: PageLayout, large: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """A view a layer, all of one memory where they are of one shape: each layer's numbers until the next one's."""
+    shapes = [
+        (large * group.ratio, group.planes, group.num_kv_heads, layout.page_tokens, group.head_dim)
+        for group in layout.groups
+    ]
+    kept = {shape: torch.zeros(shape, dtype=dtype, device=device) for shape in set(shapes)}
+    return [kept[shapes[index]] for index in layout.layer_groups]
 
 
 def logits_of(model: Model, batch: ForwardBatch) -> Tensor:

@@ -16,6 +16,24 @@ class WeightPrecision(StrEnum):
     FP4 = "fp4"  # E2M1 with an E4M3 multiplier for 16 neighbours
 
 
+class WrittenPrecision(StrEnum):
+    """Those that `bayard quantize` writes; stored: a cache's multipliers beside the weights as they are."""
+
+    STORED = "stored"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT8_MIXED = "int8-mixed"
+    INT4 = "int4"
+
+
+class Activations(StrEnum):
+    """What kernels may round activations to where weights are of that kind."""
+
+    EXACT = "exact"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+
 # Bits a number, multipliers included, for rows of a few thousand numbers.
 BITS: dict[WeightPrecision, float] = {
     WeightPrecision.FP8: 8.01,
@@ -29,6 +47,15 @@ BITS: dict[WeightPrecision, float] = {
 # steps are bound by launches rather than bytes. So theirs get finer multipliers.
 NARROW = 2048  # of a model's width; below it models are small
 FP8_GROUP = 32
+
+
+FEWEST_NEIGHBOURS = 16  # that share a multiplier of four-bit codes made at load
+
+
+def held_precision(precision: WeightPrecision, width: int) -> WeightPrecision:
+    """What a matrix is rounded to at load: to int8, which any width has, where groups of four-bit codes do not fit."""
+    of_groups = precision in (WeightPrecision.INT4, WeightPrecision.FP4)
+    return WeightPrecision.INT8 if of_groups and width % FEWEST_NEIGHBOURS else precision
 
 
 def fp8_group(hidden_size: int) -> int:

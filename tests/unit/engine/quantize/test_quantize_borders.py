@@ -1,0 +1,347 @@
+"""What quantising and measuring refuse, keep and leave behind, where people, disks and models are unlike the usual."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from engine.errors import Conflict, InvalidParameter, StoreError, UnsupportedFormat
+from engine.models import load_model
+from engine.quantize import job as job_module
+from engine.quantize import quality as quality_module
+from engine.quantize.__main__ import main as quantize_main
+from engine.quantize.job import QuantizeJob, group_for, learning_tokens, quantize
+from engine.quantize.kv_form import best_scales
+from engine.quantize.partial_folder import PARTIAL, STATE_FILE
+from engine.quantize.quality import compare, form_of
+from engine.quantize.quality import main as quality_main
+from engine.quantize.stored_form import FORMATS
+from engine.quantize.text_file import CHARACTERS_A_TOKEN, first_tokens, read_text
+from engine.quantize.text_pass import batch_of, window_tokens, windows_of
+from engine.spec import read_spec
+from engine.spec.precision import WeightPrecision, WrittenPrecision
+from tests.fakes.quantised_checkpoints import llama
+
+TOKENS = [7, 50, 3, 3, 91, 22, 8, 64, 12, 70] * 20  # more than the small model can read at once
+
+
+class KnownTokens:
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokens
+
+
+@pytest.fixture(autouse=True)
+def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (job_module, quality_module):
+        monkeypatch.setattr(module, "load_text", lambda spec: KnownTokens(TOKENS))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("small") / "plain")
+
+
+def odd_llama(folder: Path, width: int, inner: int) -> Path:
+    config = transformers.LlamaConfig(
+        vocab_size=96,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=1,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=width // 5,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(3)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def quietly(stage: str, done: int, total: int) -> None:
+    return None
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
+    return found
+
+
+def cut_run(plain: Path, out: Path) -> Path:
+    """The folder that an interrupted run has left."""
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "quantising":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(QuantizeJob(plain, WeightPrecision.INT8, out, ""), stop)
+    return out.with_name(out.name + PARTIAL)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_folder_that_no_run_has_left_is_never_emptied(restart: bool, plain: Path, tmp_path: Path) -> None:
+    partial = tmp_path / f"out{PARTIAL}"
+    partial.mkdir()
+    (partial / "thesis.txt").write_text("precious")
+    with pytest.raises(Conflict, match="is not of a quantisation"):
+        quantize(QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "", restart=restart), quietly)
+    assert (partial / "thesis.txt").read_text() == "precious"
+
+
+def test_restart_keeps_all_where_a_file_is_not_the_runs_own(plain: Path, tmp_path: Path) -> None:
+    partial = cut_run(plain, tmp_path / "out")
+    (partial / "notes.txt").write_text("mine")
+    there = sorted(partial.iterdir())
+    job = QuantizeJob(plain, WeightPrecision.FP8, tmp_path / "out", "", restart=True)
+    with pytest.raises(Conflict, match=r"holds 'notes\.txt'"):
+        quantize(job, quietly)
+    assert sorted(partial.iterdir()) == there
+    (partial / "notes.txt").unlink()
+    assert quantize(job, quietly).source_dtype.startswith("compressed-tensors fp8")
+    assert not partial.exists()
+
+
+def test_half_written_state_asks_for_restart_and_restart_helps(plain: Path, tmp_path: Path) -> None:
+    partial = cut_run(plain, tmp_path / "out")
+    (partial / STATE_FILE).write_text('{"files": [')
+    job = QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "")
+    with pytest.raises(Conflict, match="what cannot be told") as refused:
+        quantize(job, quietly)
+    assert "--restart" in str(refused.value.hint)
+    quantize(QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "", restart=True), quietly)
+
+
+def test_two_runs_do_not_write_one_folder(plain: Path, tmp_path: Path) -> None:
+    job = QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "", restart=True)
+    refused: list[str] = []
+
+    def another(stage: str, done: int, total: int) -> None:
+        if not refused:
+            with pytest.raises(Conflict, match="by another process") as found:
+                quantize(job, quietly)
+            refused.append(found.value.message)
+
+    quantize(job, another)
+    assert refused
+
+
+def test_full_disk_is_told_and_the_same_command_goes_on(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(plain), "--to", "int8", "--calibrate", "none", "--out", str(tmp_path / "out")]
+    whole = job_module.save_file
+
+    def full(tensors: object, path: Path, **more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(job_module, "save_file", full)
+    assert quantize_main(words) == 1
+    found = said(capsys)
+    assert found["code"] == StoreError.code
+    assert "No space left" in found["message"]
+    monkeypatch.setattr(job_module, "save_file", whole)
+    assert quantize_main(words) == 0
+
+
+def test_place_under_a_file_is_told(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    words = [str(plain), "--to", "int8", "--calibrate", "none", "--out", str(tmp_path / "file" / "out")]
+    assert quantize_main(words) == 1
+    assert said(capsys)["code"] == StoreError.code
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_shards_are_for_whom_the_other_files_are(umask: int, plain: Path, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        quantize(QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", ""), quietly)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()}
+    assert set(modes.values()) == {0o666 & ~umask}, modes
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_progress_of_reading_ends_at_all_of_it(tied: bool, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage == "reading":
+            told.append((done, total))
+
+    source = llama(tmp_path / "plain", tie_word_embeddings=tied)
+    quantize(QuantizeJob(source, WeightPrecision.INT8, tmp_path / "out", ""), report)
+    assert max(done for done, _ in told) == told[-1][1] == told[-1][0]
+
+
+@pytest.mark.parametrize("width", [50, 100])
+def test_fp8_of_odd_widths_has_a_multiplier_a_row(width: int, tmp_path: Path) -> None:
+    source = odd_llama(tmp_path / "odd", width, 99)
+    written = quantize(QuantizeJob(source, WeightPrecision.FP8, tmp_path / "out", "text"), quietly)
+    assert written.source_dtype == "compressed-tensors fp8"
+    batch = batch_of(written, windows_of(TOKENS, 512), torch.device("cpu"), torch.float32)
+    load_model(written, "cpu", torch.float32, quietly_reading).forward(batch)
+
+
+def quietly_reading(done: int, total: int) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("width", "inner", "error", "message"),
+    [(100, 200, UnsupportedFormat, "width 100"), (40, 136, InvalidParameter, "widths: 40, 136")],
+)
+def test_int4_of_odd_widths_is_refused_naming_them(
+    width: int, inner: int, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    source = odd_llama(tmp_path / "odd", width, inner)
+    with pytest.raises(error, match=message):
+        quantize(QuantizeJob(source, WeightPrecision.INT4, tmp_path / "out", ""), quietly)
+    assert not (tmp_path / f"out{PARTIAL}").exists()
+    if error is InvalidParameter:
+        quantize(QuantizeJob(source, WeightPrecision.INT4, tmp_path / "out", "", group=0), quietly)
+
+
+def test_group_for_divides_all_widths_or_is_none() -> None:
+    assert [group_for(widths, 128) for widths in ({256, 384}, {256, 96}, {48, 256}, {72}, {50, 99})] == [
+        128, 32, 16, 0, 0
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "message"), [(-16, "--group is -16"), (8, "--group is 8"), (48, "width of 128")])
+def test_groups_are_refused_for_what_is_wrong_with_them(group: int, message: str, plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        quantize(QuantizeJob(plain, WeightPrecision.INT4, tmp_path / "out", "", group=group), quietly)
+
+
+@pytest.mark.parametrize("option", [["--to", "int4"], ["--kv", "int8"]])
+@pytest.mark.parametrize(("content", "message"), [("", "is empty"), ("a", "1 tokens long")])
+def test_texts_that_teach_nothing_are_refused(
+    content: str,
+    message: str,
+    option: list[str],
+    plain: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens([5]))
+    text = tmp_path / "text"
+    text.write_text(content)
+    words = [str(plain), *option, "--calibrate", str(text), "--out", str(tmp_path / "out")]
+    assert quantize_main(words) == 1
+    assert message in said(capsys)["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
+
+
+def test_no_more_of_a_text_is_read_and_cut_than_is_used(tmp_path: Path) -> None:
+    cut: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        cut.append(len(text))
+        return [len(word) for word in text.split(" ")]
+
+    text = "some words of text " * 100_000
+    assert first_tokens(encode, text, 1000) == encode(text)[:1000]
+    assert sum(cut[:-1]) < 0.02 * len(text)
+    spaced = (" " * 40 + "word") * 200
+    assert first_tokens(lambda part: part.split(), spaced, 150) == ["word"] * 150  # type: ignore[arg-type,return-value]
+    file = tmp_path / "text"
+    file.write_text(text)
+    assert read_text(file, 100, "text") == text[: 100 * CHARACTERS_A_TOKEN]
+
+
+def test_learning_asks_for_one_row_of_logits_and_holds_one_layers_cache(plain: Path) -> None:
+    spec = read_spec(plain)
+    batches = [
+        batch_of(spec, windows_of(TOKENS, 128), torch.device("cpu"), torch.float32, learning=learning)
+        for learning in (False, True)
+    ]
+    model = load_model(spec, "cpu", torch.float32, quietly_reading)
+    logits = [model.forward(batch) for batch in batches]
+    assert torch.equal(logits[1], logits[0][-1:])
+    held = [
+        {view.untyped_storage().data_ptr(): view.untyped_storage().nbytes() for view in b.kv_views} for b in batches
+    ]
+    assert len(held[1]) == 1
+    assert sum(held[1].values()) <= 0.51 * sum(held[0].values())
+
+
+def test_multipliers_of_each_layers_cache_are_its_own(plain: Path, tmp_path: Path) -> None:
+    quantize(QuantizeJob(plain, WeightPrecision.STORED, tmp_path / "out", "text", kv="int8"), quietly)
+    stored = {name: part for file in (tmp_path / "out").glob("*.safetensors") for name, part in load_file(file).items()}
+    spec = read_spec(plain)
+    batch = batch_of(spec, windows_of(TOKENS, 128), torch.device("cpu"), torch.float32)
+    load_model(spec, "cpu", torch.float32, quietly_reading).forward(batch)
+    wanted = [best_scales(view, "int8") for view in batch.kv_views]
+    assert not torch.allclose(wanted[0], wanted[1])
+    for layer, scales in enumerate(wanted):
+        found = [stored[f"model.layers.{layer}.self_attn.{half}_scale"] for half in "kv"]
+        assert torch.allclose(torch.cat(found), scales, rtol=1e-3)
+
+
+def test_windows_are_no_longer_than_the_model_reads(plain: Path) -> None:
+    assert window_tokens(read_spec(plain)) == 128
+    found = compare(plain, ("stored", "int8"), "text", "mine")
+    assert found.tokens == len(TOKENS) - 2
+
+
+@pytest.mark.parametrize("name", ["", "+kv-fp8", "stored+kv-", "stored+kv--dynamic"])
+def test_forms_with_nothing_in_them_are_refused(name: str, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plain)
+    with pytest.raises(InvalidParameter):
+        form_of(name, plain)
+
+
+def _binary(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\xd0\x00")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, _binary, Path.touch, lambda path: None])
+def test_texts_to_measure_on_that_are_none_are_told(
+    make: Callable[[Path], None], plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "text")
+    assert quality_main([str(plain), "--first", "stored", "--second", "int8", "--text", str(tmp_path / "text")]) == 1
+    assert said(capsys)["code"] == InvalidParameter.code
+
+
+def test_words_that_are_not_understood_are_told_as_errors(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quality_main([str(plain), "--first", "stored", "--second", "int8", "--activation", "banana"]) == 1
+    assert "banana" in said(capsys)["message"]
+    assert quantize_main([str(plain), "--to", "fp4", "--out", "x"]) == 1
+    assert "int8-mixed" in said(capsys)["message"]
+
+
+def test_no_room_for_logits_is_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StoreError, match="no room for"):
+        compare(plain, ("stored", "stored"), "text", "mine")
+
+
+def test_offered_precisions_are_those_that_can_be_written() -> None:
+    assert set(WrittenPrecision) == {str(found) for found in FORMATS} | {str(WeightPrecision.STORED)}
+
+
+def test_learning_needs_some_tokens(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens([5] * 31))
+    with pytest.raises(InvalidParameter, match="31 tokens long"):
+        learning_tokens(read_spec(plain), "text")
