@@ -216,7 +216,7 @@ def main(words: list[str]) -> int:
             while built.core.prepare():
                 pass
             start_s = round(time.monotonic() - begun, 1)
-            origin = provenance("offline", arguments.device)
+            origin = provenance("offline", arguments.device, words)
             shown = {"scale": arguments.scale, "dtype": arguments.dtype, "activation": arguments.activation}
             shown |= {"weights": arguments.weights}
             shown |= {"sampling": json.dumps(arguments.sampling)} if arguments.sampling else {}

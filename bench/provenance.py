@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -12,16 +15,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def provenance(bench: str, device: str = "cpu") -> dict[str, object]:
-    """The first line of a result: {"bench", "machine", "commit", "measured_at", "load_average", "software"}."""
+def provenance(bench: str, device: str = "cpu", words: Sequence[str] | None = None) -> dict[str, object]:
+    """The first line of a result: {"bench", "command", "machine", "commit", "measured_at", "load_average", "software"}.
+
+    words: what the benchmark was asked, None for the process's own arguments
+    """
     return {
         "bench": bench,
+        "command": command(bench, sys.argv[1:] if words is None else words),
         "machine": machine(device),
         "commit": commit(),
         "measured_at": datetime.now(UTC).date().isoformat(),
         "load_average": round(os.getloadavg()[0], 1),  # of the minute before: what else the machine was doing
         "software": {name: _version(name) for name in ("torch", "triton")},
     }
+
+
+def command(bench: str, words: Sequence[str]) -> str:
+    """As a reader would give it: of files their names alone, for theirs lie elsewhere."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name if spec is not None and spec.name.startswith("bench.") else f"bench.{bench}"
+    return shlex.join(["python", "-m", module, *(Path(word).name if word.startswith("/") else word for word in words)])
 
 
 def machine(device: str) -> str:

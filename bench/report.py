@@ -22,10 +22,10 @@ Line = dict[str, Any]
 
 HEAD = """# Performance
 
-Measured, with the machine and the commit beside each table. Absolute times hold for their machine only; on a shared
-machine only the ratios within one table do, and a load average above the number of cores says that other work took
-part of the machine meanwhile: small steps then wait for their turn, and decoding suffers most. This page is written
-from `bench/results/` by `python -m bench.report`.
+Measured, with the machine, the commit and (of newer results) the command beside each table. Absolute times hold for
+their machine only; on a shared machine only the ratios within one table do, and a load average above the number of
+cores says that other work took part of the machine meanwhile: small steps then wait for their turn, and decoding
+suffers most. This page is written from `bench/results/` by `python -m bench.report`.
 """
 
 
@@ -276,8 +276,10 @@ def _origin(origin: Line) -> str:
     opts = {key: value for key, value in origin.get("opts", {}).items() if value not in ("full", "auto", "exact")}
     if origin.get("activation", "exact") != "exact":
         opts["activation"] = origin["activation"]
-    facts += [f"{key} {value}" for key, value in opts.items()]
-    return "; ".join(fact for fact in facts if fact) + "."
+    if not origin.get("command"):  # it says them itself
+        facts += [f"{key} {value}" for key, value in opts.items()]
+    said = "; ".join(fact for fact in facts if fact) + "."
+    return f"{said} `{origin['command']}`" if origin.get("command") else said
 
 
 def _ratio(value: float | None, base: float | None, is_base: bool) -> str:

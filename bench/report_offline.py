@@ -43,7 +43,7 @@ def part_rows(figures: list[Line]) -> Table:
         rows.append([work, f"{line['ms']:,.2f} ms", *shares, f"{max(0.0, 1 - line['busy_ms'] / line['ms']):.0%}"])
     note = (
         "Shares of a step's time, from a profile of steps as they run; what starts while the kernel before is at work "
-        "counts in full. The last column is the time in which no kernel runs."
+        "counts from that one's end. The last column is the time in which no kernel runs."
     )
     return ["step", "time", *kinds, "between kernels"], rows, note
 

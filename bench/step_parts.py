@@ -1,6 +1,7 @@
 """Where a step's time goes on a device, by kind of kernel: what torch's profiler saw of replayed steps.
 
-Kernels that start while the one before is at work count in full, so parts can add up to a little more than the step.
+A kernel that starts while the one before is at work counts from that one's end: until then it waits for it, or fills
+what it leaves idle.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from engine.messages import SamplingParams, Submit
 STEPS = 10
 # Kind -> what its kernels' names hold; the first kind that fits.
 KINDS: dict[str, tuple[str, ...]] = {
-    "experts": ("gate_up_kernel", "down_kernel", "_count_kernel", "_scan_kernel", "_place_kernel", "_route_kernel"),
+    "experts": ("gate_up_kernel", "down_kernel", "_count_kernel", "_scan_kernel", "_place_kernel", "_route_kernel",
+                "_spread_kernel", "_sum_kernel"),
     "attention": ("_decode_kernel", "_decode_bytes", "_merge_kernel", "_prefill_kernel", "_latent_kernel", "flash",
                   "fmha", "sdpa", "attention"),
     "rotation and cache": ("_rope", "_kv_write", "_write_bytes", "_write_kernel"),
@@ -40,6 +42,8 @@ def kind_of(kernel: str) -> str:
 def profiled_decode(core: EngineCore, device: Device, prompts: list[list[int]]) -> dict[str, object]:
     """Decode steps of streams with these prompts, after they have settled."""
     streams = Streams(core, prompts)
+    for _ in range(STEPS):
+        streams.step()
     device.synchronize()
     began = time.perf_counter()
     for _ in range(STEPS):
@@ -82,17 +86,16 @@ def _profiled(run: Callable[[], None], device: Device, steps: int) -> dict[str, 
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         run()
         device.synchronize()
+    spans = [
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profile.events() or []
+        if str(event.device_type).endswith("CUDA")
+    ]
+    names, last = attributed(spans)
     parts: dict[str, float] = {}
-    names: dict[str, float] = {}
-    spans: list[tuple[float, float]] = []
-    for event in profile.events() or []:
-        if not str(event.device_type).endswith("CUDA"):
-            continue
-        took = event.time_range.end - event.time_range.start
-        parts[kind_of(event.name)] = parts.get(kind_of(event.name), 0.0) + took
-        names[event.name] = names.get(event.name, 0.0) + took
-        spans.append((event.time_range.start, event.time_range.end))
-    busy, last = covered(spans)
+    for name, took in names.items():
+        parts[kind_of(name)] = parts.get(kind_of(name), 0.0) + took
+    busy = sum(parts.values())
     longest = sorted(names.items(), key=lambda item: -item[1])[:12]
     return {
         "parts": {kind: round(us / steps / 1e3, 4) for kind, us in sorted(parts.items(), key=lambda item: -item[1])},
@@ -102,13 +105,15 @@ def _profiled(run: Callable[[], None], device: Device, steps: int) -> dict[str, 
     }
 
 
-def covered(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """(time in which any of the spans ran, from the first one's start to the last one's end)"""
-    if not spans:
-        return 0.0, 0.0
+def attributed(spans: list[tuple[float, float, str]]) -> tuple[dict[str, float], float]:
+    """(time of each name, from the first span's start to the last one's end); a moment belongs to the earliest span.
+
+    spans: (start, end, name)
+    """
+    names: dict[str, float] = {}
     spans = sorted(spans)
-    busy, end = 0.0, spans[0][0]
-    for start, stop in spans:
-        busy += max(0.0, stop - max(start, end))
+    end = first = spans[0][0] if spans else 0.0
+    for start, stop, name in spans:
+        names[name] = names.get(name, 0.0) + max(0.0, stop - max(start, end))
         end = max(end, stop)
-    return busy, end - spans[0][0]
+    return names, end - first

@@ -6,7 +6,7 @@ import pytest
 
 from bench.ceilings import RATES, Model, Rates, Work, rates_of, shape_spec
 from bench.report_offline import figure_rows, part_rows
-from bench.step_parts import covered, kind_of
+from bench.step_parts import attributed, kind_of
 
 RATE = Rates(4e12, 800e12)
 LLAMA_LAYER = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
@@ -92,7 +92,8 @@ def test_parts_of_a_step_are_shares_of_its_time() -> None:
         ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNN", "products"),
         ("_decode_kernel", "attention"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "attention"),
-        ("_few_gate_up_kernel", "experts"),
+        ("_pair_gate_up_kernel", "experts"),
+        ("_sum_kernel", "experts"),
         ("_gate_kernel", "norms and gates"),
         ("_rope_kv_write_kernel", "rotation and cache"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
@@ -103,6 +104,7 @@ def test_kernels_are_told_by_their_names(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
-def test_time_that_kernels_cover_counts_once() -> None:
-    assert covered([]) == (0.0, 0.0)
-    assert covered([(5, 8), (0, 2), (1, 3), (6, 7)]) == (6.0, 8.0)
+def test_time_that_kernels_cover_counts_once_for_the_earliest() -> None:
+    assert attributed([]) == ({}, 0.0)
+    spans = [(5.0, 8.0, "a"), (0.0, 2.0, "a"), (1.0, 3.0, "b"), (6.0, 7.0, "c")]
+    assert attributed(spans) == ({"a": 5.0, "b": 1.0, "c": 0.0}, 8.0)
