@@ -18,7 +18,6 @@ from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
 from engine.quantize.job import QuantizeJob, quantize
 from engine.quantize.kv_form import best_scales
 from engine.quantize.partial_folder import PARTIAL
-from engine.quantize.partial_folder import PARTIAL
 from engine.quantize.quality import compare
 from engine.quantize.text_pass import batch_of, windows_of
 from engine.quantize.texts import calibration_text, evaluation_text
