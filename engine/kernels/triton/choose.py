@@ -15,7 +15,7 @@ from engine.kernels.triton.filters import GROUP, LISTED, draw_token
 from engine.kernels.triton.logprobs import tell_logprobs
 
 BLOCK = 2048
-TURNS = 14  # of a threshold's search: its interval shrinks by 4 ** 14
+TURNS = 16  # of a threshold's search: its interval shrinks by 4 ** 16, or to nothing before that
 ADDED_BLOCK = 128
 NUM_WARPS = 16
 MOST_REGISTERS = 64  # of a thread: two programs share a multiprocessor

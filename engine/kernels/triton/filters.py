@@ -15,6 +15,7 @@ LISTED = tl.constexpr(16)  # of a lane
 GROUP = tl.constexpr(8)  # blocks whose weights are added up before their sum is kept
 LANE_TURNS = tl.constexpr(8)
 ROW_TURNS = tl.constexpr(4)
+WEIGHTLESS = tl.constexpr(110.0)  # exp of less than -104 is 0
 
 
 @triton.jit
@@ -192,9 +193,11 @@ def _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK:
     above = top + tl.abs(top) * 1e-6 + 1e-30  # nothing reaches it
     counts = (top_k > 0.0) & (top_k < width)
     best, least, total = _survey(base, width, top, temperature, BLOCK)
+    # What lies lower has no weight in float32. Where a model masks by -1e30 the search would not get near a threshold.
+    least = tl.maximum(least, top - WEIGHTLESS * temperature)
     # All that lies under this has less weight together than top_p leaves out.
     under = tl.maximum(least, top + tl.log(tl.maximum(1.0 - top_p, 1e-30) / width) * temperature)
-    wanted = tl.where(counts, top_k, tl.sum(total, axis=0) * top_p)
+    wanted = tl.where(counts, top_k, tl.maximum(tl.sum(total, axis=0) * top_p, 1e-30))  # the largest stays always
     share = tl.where(counts, 1.0, tl.exp((best - top) / temperature))
     low = _bound(best, share, tl.where(counts, least, under), above, wanted)
     high = above
@@ -228,7 +231,7 @@ def _floor(base, nothing, scratch, width, top, temperature, top_p, top_k, BLOCK:
             for at in range(longest):
                 x = tl.load(listed + at * LANES + lanes, mask=at < held, other=float("-inf"))
                 kept += tl.where(x >= floor, tl.exp((x - top) / temperature), 0.0)
-            wanted = tl.sum(kept, axis=0) * top_p
+            wanted = tl.maximum(tl.sum(kept, axis=0) * top_p, 1e-30)
             low = tl.maximum(under, floor)
         found = _threshold(listed, held, longest, low, high, over, wanted, top, temperature, False, LANES, TURNS)
         floor = tl.maximum(floor, found)
