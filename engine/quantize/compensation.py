@@ -5,8 +5,9 @@ Source: GPTQ (ICLR'23), with the multipliers fixed before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,11 +24,11 @@ COLUMNS_AT_ONCE = 64
 Rounder = Callable[[int, Tensor], Tensor]
 
 
-def compensated_to(nearest: CodedTensor, matrix: Tensor, moments: Tensor) -> CodedTensor:
+def compensated_to(nearest: CodedTensor, matrix: Tensor, moments: Sequence[Tensor]) -> CodedTensor:
     """Other codes with the same multipliers and zero points, whose outputs are nearer.
 
     nearest: fp8 or int8 with a multiplier a row, or int4 with zero points
-    Shapes: matrix [N, K] float32; moments [K, K]
+    Shapes: matrix [N, K] float32; moments [k, k] each, of neighbouring columns, K in all
     """
     group = nearest.group
     scales = nearest.scales.to(torch.float32)
@@ -49,10 +50,17 @@ def compensated_to(nearest: CodedTensor, matrix: Tensor, moments: Tensor) -> Cod
         codes[:, column] = whole.to(torch.uint8)[:, 0]
         return (whole - zero) * scale
 
-    compensated(matrix, moments, rounder)
+    first = 0
+    for part in moments:
+        compensated(matrix[:, first : first + len(part)], part, partial(_from, first, rounder))
+        first += len(part)
     if nearest.kind == "int4":
         return replace(nearest, codes=codes[:, 0::2] | (codes[:, 1::2] << 4))
     return replace(nearest, codes=codes if nearest.kind == "fp8" else codes.view(torch.int8))
+
+
+def _from(first: int, rounder: Rounder, column: int, numbers: Tensor) -> Tensor:
+    return rounder(first + column, numbers)
 
 
 def compensated(matrix: Tensor, moments: Tensor, rounder: Rounder) -> None:
@@ -63,7 +71,7 @@ def compensated(matrix: Tensor, moments: Tensor, rounder: Rounder) -> None:
     """
     order = moments.diagonal().argsort(descending=True, stable=True)
     places = order.tolist()
-    inverse = _upper_of_inverse(moments[order][:, order])
+    inverse = _upper_of_inverse(moments, order)
     left = matrix[:, order]
     columns = matrix.shape[1]
     for start in range(0, columns, COLUMNS_AT_ONCE):
@@ -76,12 +84,19 @@ def compensated(matrix: Tensor, moments: Tensor, rounder: Rounder) -> None:
         left[:, end:] -= errors @ inverse[start:end, end:]
 
 
-def _upper_of_inverse(moments: Tensor) -> Tensor:
-    """The upper Cholesky factor of the damped moments' inverse."""
+def _upper_of_inverse(moments: Tensor, order: Tensor) -> Tensor:
+    """The upper Cholesky factor of the inverse of the damped moments in that order.
+
+    Each is let go of as the next is there: of a wide input one is larger than a layer's weights.
+    """
     size = moments.diagonal().mean().clamp_min(1e-12)
-    believed = (1.0 - SHRINKAGE) * moments + SHRINKAGE * torch.diag(moments.diagonal())
-    damped = believed + torch.eye(len(moments), device=moments.device) * (DAMPING * size)
+    damped = moments[order.unsqueeze(1), order]
+    own = damped.diagonal().clone()
+    damped *= 1.0 - SHRINKAGE
+    damped.diagonal().copy_((1.0 - SHRINKAGE) * own + SHRINKAGE * own + DAMPING * size)
     wide = damped.to(torch.float64)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(wide))
-    upper: Tensor = torch.linalg.cholesky(inverse, upper=True)
-    return upper.to(torch.float32)
+    del damped
+    torch.linalg.cholesky(wide, out=wide)
+    torch.cholesky_inverse(wide, out=wide)
+    torch.linalg.cholesky(wide, upper=True, out=wide)
+    return wide.to(torch.float32)

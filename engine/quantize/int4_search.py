@@ -15,40 +15,51 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.quant.coded_tensor import CodedTensor
+from engine.quant.coded_tensor import CodedTensor, stack_coded
 
 POWERS = tuple(step / 8 for step in range(9))
 CUTS = tuple(1.0 - 0.05 * step for step in range(8))
 SMALLEST = 1e-12
 SAMPLE_ROWS = 128
+TILE_NUMBERS = 1 << 22  # rounded at once: 16 MiB of each of its numbers on their way
+TOGETHER = 4096  # inputs whose products are kept; columns make up for others among so many
 
 
 @dataclass(frozen=True, slots=True)
 class InputSample:
-    """What was seen of one input. Shapes: rows [m, K], mean_size [K], moments [K, K]; float32"""
+    """What was seen of one input. Shapes: rows [m, K], mean_size [K], moments [k, k] each, side by side; float32"""
 
     rows: Tensor
     mean_size: Tensor
-    moments: Tensor  # mean products of inputs
+    moments: tuple[Tensor, ...]  # mean products of neighbouring inputs: of all pairs they would outgrow a layer
 
     @property
     def mean_square(self) -> Tensor:
-        return self.moments.diagonal()
+        return torch.cat([part.diagonal() for part in self.moments])
 
     def scaled(self, scale: Tensor) -> InputSample:
         """The same input divided by scale. Shapes: scale [K]"""
-        moments = self.moments / scale.unsqueeze(0) / scale.unsqueeze(1)
+        scales: Sequence[Tensor] = scale.split_with_sizes([len(part) for part in self.moments])
+        parts = zip(self.moments, scales, strict=True)
+        moments = tuple(part / own.unsqueeze(0) / own.unsqueeze(1) for part, own in parts)
         return InputSample(self.rows / scale, self.mean_size / scale, moments)
 
     def to(self, device: torch.device) -> InputSample:
-        return InputSample(self.rows.to(device), self.mean_size.to(device), self.moments.to(device))
+        moments = tuple(part.to(device) for part in self.moments)
+        return InputSample(self.rows.to(device), self.mean_size.to(device), moments)
 
 
 def sample_of(x: Tensor, rows: int = SAMPLE_ROWS) -> InputSample:
     """Means over all rows, and some rows spread evenly over them. Shapes: x [M, K]"""
     wide = x.to(torch.float32)
     kept = torch.linspace(0, x.shape[0] - 1, min(rows, x.shape[0]), device=x.device).round().to(torch.int64)
-    return InputSample(wide[kept], wide.abs().mean(dim=0), wide.T @ wide / wide.shape[0])
+    moments = tuple(part.T @ part / wide.shape[0] for part in _parts(wide))
+    return InputSample(wide[kept], wide.abs().mean(dim=0), moments)
+
+
+def _parts(wide: Tensor) -> list[Tensor]:
+    """Shapes: wide [M, K] -> views of TOGETHER columns each, but for the last"""
+    return [wide[:, at : at + TOGETHER] for at in range(0, wide.shape[1], TOGETHER)]
 
 
 def best_scale(matrices: Sequence[Tensor], sample: InputSample, group: int) -> Tensor:
@@ -75,6 +86,12 @@ def rounded_int4(matrix: Tensor, group: int, weights: Tensor | None = None) -> C
 
     Shapes: matrix [N, K] float32; weights [K], of squared errors of each column -> (N, K)
     """
+    step = max(1, TILE_NUMBERS // matrix.shape[1])
+    tiles = (matrix[at : at + step] for at in range(0, len(matrix), step))
+    return stack_coded([_rounded_rows(tile, group, weights) for tile in tiles])
+
+
+def _rounded_rows(matrix: Tensor, group: int, weights: Tensor | None) -> CodedTensor:
     rows, columns = matrix.shape
     blocks = matrix.view(rows, -1, group)
     importance = None if weights is None else weights.view(1, -1, group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from engine.errors import Conflict, InvalidParameter, UnsupportedFormat
 from engine.models import load_model
 from engine.quant.encode import encode
+from engine.quantize import int4_search
 from engine.quantize import job as job_module
 from engine.quantize.compensation import compensated_to
 from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
@@ -159,7 +161,7 @@ def test_compensation_lowers_the_error_of_outputs_with_the_same_multipliers(kind
     x = torch.randn(600, 96, generator=draw) @ torch.randn(96, 96, generator=draw)
     weight = torch.randn(40, 96, generator=draw)
     nearest = rounded_int4(weight, 32) if kind == "int4" else encode(weight, kind)
-    better = compensated_to(nearest, weight, x.T @ x / len(x))
+    better = compensated_to(nearest, weight, sample_of(x).moments)
     errors = [float(((form.dequantize() - weight) @ x.T).norm()) for form in (nearest, better)]
     assert errors[1] < 0.85 * errors[0]
     assert torch.equal(better.scales, nearest.scales)
@@ -248,3 +250,25 @@ def test_caches_that_cannot_be_learnt_are_refused(
     plain = llama(tmp_path / "plain")
     with pytest.raises(InvalidParameter, match=message):
         quantize(QuantizeJob(plain, precision, tmp_path / "out", text, kv=kv), lambda stage, done, total: None)
+
+
+def test_columns_make_up_for_others_in_parts_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one matrix a part would, so that the products of all pairs of inputs are never held."""
+    draw = torch.Generator().manual_seed(4)
+    x, weight = torch.randn(400, 96, generator=draw), torch.randn(24, 96, generator=draw)
+    x[:, 1::2] = x[:, 0::2] * 0.9 + x[:, 1::2] * 0.1
+    whole = sample_of(x)
+    monkeypatch.setattr(int4_search, "TOGETHER", 64)
+    parts = sample_of(x)
+    assert [tuple(part.shape) for part in parts.moments] == [(64, 64), (32, 32)]
+    assert torch.equal(parts.mean_square, whole.mean_square)
+    scale = torch.rand(96, generator=draw) + 0.5
+    assert torch.allclose(parts.scaled(scale).mean_square, whole.scaled(scale).mean_square)
+    nearest = encode(weight, "int8")
+    found = compensated_to(nearest, weight, parts.moments).dequantize()
+    for columns, moments in zip((slice(0, 64), slice(64, 96)), parts.moments, strict=True):
+        part = replace(nearest, codes=nearest.codes[:, columns], shape=(24, columns.stop - columns.start))
+        alone = compensated_to(part, weight[:, columns], [moments]).dequantize()
+        assert torch.equal(found[:, columns], alone)
+    errors = [float(((made - weight) @ x.T).norm()) for made in (nearest.dequantize(), found)]
+    assert errors[1] < 0.8 * errors[0], errors
