@@ -13,7 +13,7 @@ from engine.layers.weight import Weight, device_of, stack_rows
 from engine.quant.coded_tensor import OUTLIER_SIZE, CodedTensor
 from engine.quant.encode import encode, encode_mixed
 from engine.quant.gguf_encode import is_near, q4_1, q8_0
-from engine.spec.precision import HEADS, WeightPrecision, is_rounded
+from engine.spec.precision import HEADS, WeightPrecision, held_precision, is_rounded
 
 TILE_ELEMENTS = 1 << 26  # rounded at once on an accelerator: 256 MiB of float32
 HOST_TILE_ELEMENTS = 1 << 20  # ... and where memory for copies is a worker's peak: 4 MiB, near the caches
@@ -102,18 +102,19 @@ class Rounding:
         Shapes: wide [N, K], of any float type
         """
         columns = wide.shape[1]
-        match self.precision:
+        precision = held_precision(self.precision, columns)
+        match precision:
             case WeightPrecision.INT8_MIXED:
                 known = self.outliers.get((layer, input_of(role)), NO_OUTLIERS)
                 return encode_mixed(wide, known.columns.to(wide.device), threshold=known.threshold)
             case WeightPrecision.INT4:
-                group = next((size for size in GROUPS if columns % size == 0), columns)
+                group = next(size for size in GROUPS if columns % size == 0)
                 return encode(wide, "int4", group, asymmetric=True, scales=scales)
             case WeightPrecision.FP8 if self.group and columns % self.group == 0:
                 return encode(wide, "fp8", self.group)
             case WeightPrecision.FP4:
                 return encode(wide, "fp4_nv")
-        return encode(wide, str(self.precision))
+        return encode(wide, str(precision))
 
 
 def _tiles(weight: Weight, on_cpu: bool) -> Iterator[Tensor]:

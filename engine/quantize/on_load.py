@@ -13,7 +13,8 @@ from engine.quantize.outliers import learn_outliers
 from engine.quantize.text_file import first_tokens
 from engine.quantize.texts import calibration_text
 from engine.spec.model_spec import ModelSpec
-from engine.spec.precision import WeightPrecision, fp8_group, weight_precision
+from engine.spec.precision import WeightPrecision, fp8_group, held_precision, is_rounded, weight_precision
+from engine.spec.tensor_table import expected_tensors
 from engine.text.loading import load_text
 
 LEARNING_TOKENS = 512
@@ -37,6 +38,9 @@ def rounding_of(
     if precision is WeightPrecision.STORED:
         return None, []
     notes = [f"Matrices of layers are rounded to {precision} at load; embeddings and routers are kept."]
+    if odd := _odd_widths(spec, precision):
+        widths = ", ".join(f"{width:,}" for width in odd)
+        notes.append(f"Matrices of the widths {widths} are rounded to int8: {precision} has no groups for them.")
     if precision is not WeightPrecision.INT8_MIXED:
         return Rounding(precision, group=fp8_group(spec.hidden_size)), notes
     tokens, found = learning_tokens(spec)
@@ -44,6 +48,12 @@ def rounding_of(
     columns = sum(len(known.columns) for known in outliers.values())
     notes.append(f"{columns:,} outlier columns of {len(outliers):,} inputs stay in 16 bits.")
     return Rounding(precision, outliers), notes + found
+
+
+def _odd_widths(spec: ModelSpec, precision: WeightPrecision) -> list[int]:
+    """Of matrices that are not held in the precision asked for."""
+    widths = {found.shape[-1] for found in expected_tensors(spec) if is_rounded(found.role[0]) and len(found.shape) > 1}
+    return sorted(width for width in widths if held_precision(precision, width) is not precision)
 
 
 def learning_tokens(spec: ModelSpec) -> tuple[list[int], list[str]]:

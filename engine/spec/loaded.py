@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from engine.spec.model_spec import ModelSpec, TensorInfo
-from engine.spec.precision import HEADS, WeightPrecision, bits_of, is_rounded
+from engine.spec.precision import HEADS, WeightPrecision, bits_of, held_precision, is_rounded
 from engine.spec.quantisation import QuantScheme, Storage
 from engine.spec.quantised_tensors import PART
 from engine.spec.tensor_table import expected_tensors, tensor_table
@@ -96,6 +96,7 @@ def _rounded(
     info: TensorInfo, shape: tuple[int, ...], precision: WeightPrecision, hidden_size: int, on_cpu: bool
 ) -> TensorInfo:
     elements = prod(shape)
+    precision = held_precision(precision, shape[-1])
     kind, bytes_each = KINDS[precision], bits_of(precision, hidden_size) / 8
     if on_cpu:
         kind, bytes_each = CPU_KINDS.get(precision, ("F16", float(PLAIN_ON_CPU)))

@@ -252,11 +252,11 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def llama(folder: Path, **changes: Any) -> Path:
+def llama(folder: Path, *, intermediate_size: int = 256, **changes: Any) -> Path:
     config = transformers.LlamaConfig(
         vocab_size=96,
         hidden_size=128,
-        intermediate_size=256,
+        intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -135,3 +135,22 @@ def test_small_and_large_rows_are_rounded_as_near_as_others(precision: WeightPre
     error = (made.dequantize() - weight).abs().amax(dim=1)
     bound = {WeightPrecision.INT8: 0.6 / 127, WeightPrecision.INT4: 1.3 / 15}[precision]
     assert bool((error <= weight.abs().amax(dim=1) * bound).all()), error
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@pytest.mark.parametrize("columns", [8, 50, 99, 100])
+def test_widths_that_no_group_divides_are_rounded_by_rows(precision: WeightPrecision, columns: int) -> None:
+    weight = torch.randn(24, columns, generator=torch.Generator().manual_seed(2))
+    made = Rounding(precision, group=32).made(weight, "mlp_down", 0)
+    assert not isinstance(made, torch.Tensor)
+    bound = 0.04 if precision is WeightPrecision.FP8 else 0.01
+    assert float((made.dequantize() - weight).norm() / weight.norm()) < bound
+
+
+@pytest.mark.parametrize("precision", ["int4", "fp4"])
+def test_worker_rounds_what_it_can_and_names_the_widths_that_it_cannot(precision: str, tmp_path: Path) -> None:
+    path = llama(tmp_path / "plain", intermediate_size=99)
+    assert len(engine_tokens(path, weights=precision)) == 6
+    config = WorkerConfig("w", "m", str(path), "", kv_tokens=128, max_context_tokens=64, weights=precision)
+    notes = build_engine(config, lambda stage, done, total: None).notes
+    assert any(f"widths 99 are rounded to int8: {precision} has no groups" in note for note in notes), notes

@@ -46,6 +46,14 @@ def test_loaded_spec_predicts_the_bytes_of_rounded_matrices(precision: WeightPre
             assert info.dtype == "F32"
 
 
+@pytest.mark.parametrize("precision", [WeightPrecision.INT4, WeightPrecision.FP4])
+def test_loaded_spec_of_a_width_without_groups_says_int8(precision: WeightPrecision, tmp_path: Path) -> None:
+    loaded = loaded_spec(read_spec(llama(tmp_path / "plain", intermediate_size=99)), precision)
+    found = {info.name.split(".")[-2]: (info.dtype, info.size_bytes) for info in loaded.tensors if "mlp" in info.name}
+    assert found["up_proj"][0] == KINDS[precision]
+    assert found["down_proj"] == ("int8", pytest.approx(128 * 99, rel=0.01))
+
+
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_loaded_spec_predicts_the_head_that_an_accelerator_rounds(precision: WeightPrecision, tmp_path: Path) -> None:
     spec = read_spec(llama(tmp_path / "plain"))
