@@ -106,6 +106,8 @@ def _write(
 ) -> None:
     """All files of the folder, but those that are there."""
     spec = source.spec
+    # First, because it may be refused.
+    write_beside(spec, partial, quantisation_config(job.precision, group, source.kept_modules(), job.kv))
     writer = _Writer(partial, len(spec.layers) + 2)
     rounding = LayerRounding(source, job.precision, group)
     writer.write(0, lambda: {t.name: t.numbers for t in source.of_model(("embed",))})
@@ -141,7 +143,6 @@ def _write(
     last = ("final_norm", "lm_head")
     writer.write(len(spec.layers) + 1, lambda: {t.name: t.numbers for t in source.of_model(last)})
     source.release()
-    write_beside(spec, partial, quantisation_config(job.precision, rounding.group, source.kept_modules(), job.kv))
     writer.finish((partial / "config.json").stat().st_mode)
 
 

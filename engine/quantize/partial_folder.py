@@ -8,11 +8,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from engine.errors import Conflict
+from engine.errors import Conflict, UnsupportedFormat
 from engine.quantize.folder import WRITTEN_NAMES
 from engine.spec.hf_folder import INDEX_FILE
 
@@ -25,8 +25,9 @@ _OWN = frozenset({STATE_FILE, STATE_FILE + UNFINISHED, INDEX_FILE, *WRITTEN_NAME
 
 @contextmanager
 def partial_folder(out: Path, asked: dict[str, Any], *, restart: bool) -> Iterator[Path]:
-    """The folder beside out, new or of the same job, held by this process alone. restart: throw away what is there.
+    """The folder beside out, new or of the same job, held by this process alone; gone where the model is refused.
 
+    restart: throw away what is there
     Raises: Conflict where out is there, or the folder is not this job's to go on with, or to throw away
     """
     if os.path.lexists(out):
@@ -42,7 +43,11 @@ def partial_folder(out: Path, asked: dict[str, Any], *, restart: bool) -> Iterat
         except BlockingIOError as error:
             raise Conflict(f"{folder} is being written by another process.", "Wait for it, or stop it.") from error
         _take(folder, asked, restart)
-        yield folder
+        try:
+            yield folder
+        except UnsupportedFormat:
+            _remove(folder)
+            raise
     finally:
         os.close(descriptor)
 
@@ -69,6 +74,13 @@ def _begun(state: Path) -> object:
         return json.loads(state.read_text(encoding="utf-8"))
     except ValueError:
         return None
+
+
+def _remove(folder: Path) -> None:
+    """What the same command could not finish either."""
+    with suppress(Conflict):
+        _throw_away(folder, sorted(path.name for path in folder.iterdir()))
+        folder.rmdir()
 
 
 def _throw_away(folder: Path, there: list[str]) -> None:

@@ -345,3 +345,19 @@ def test_learning_needs_some_tokens(plain: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens([5] * 31))
     with pytest.raises(InvalidParameter, match="31 tokens long"):
         learning_tokens(read_spec(plain), "text")
+
+
+def test_model_that_is_refused_leaves_nothing_and_is_refused_before_its_layers(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+
+    def refuse(spec: object, folder: Path, quantisation: object) -> None:
+        (folder / "config.json").write_text("{}")
+        raise UnsupportedFormat("no tokenizer of that kind")
+
+    monkeypatch.setattr(job_module, "write_beside", refuse)
+    with pytest.raises(UnsupportedFormat):
+        quantize(QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", ""), lambda stage, *_: stages.append(stage))
+    assert not stages
+    assert not list(tmp_path.iterdir())
