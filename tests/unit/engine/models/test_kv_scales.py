@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.builder import build_engine
 from engine.errors import InvalidParameter, UnsupportedFormat
 from engine.kernels.scaled_cache import parts
 from engine.messages import Knobs, Submit, WorkerConfig
-from engine.models import Model
+from engine.models import Model, load_model
+from engine.quantize.text_pass import batch_of
 from engine.spec import read_spec
 from engine.spec.kv_scales import calibrated_scales
 from tests.fakes.engine_runs import greedy, run, tokens
@@ -120,6 +123,33 @@ def test_a_written_cache_holds_the_constants_and_numbers_beyond_them_saturate(ki
             largest = keys & 0x7F if kind == "fp8" else keys.abs()
             assert (largest <= (0x7E if kind == "fp8" else 127)).all(), "0x7F is no number"
             assert (largest == (0x7E if kind == "fp8" else 127)).float().mean() > 0.9
+
+
+class RoundedCache(transformers.DynamicCache):
+    """Transformers' own cache, what goes into it being rounded number by number with the checkpoint's constants."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        made = []
+        for states, usual in ((key_states, K), (value_states, V)):
+            scale = usual * (layer_idx + 1)
+            codes = (states / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            made.append(codes.to(states.dtype) * scale)
+        return super().update(*made, layer_idx)
+
+
+def test_logits_are_those_of_transformers_with_a_cache_rounded_by_the_same_constants(tmp_path: Path) -> None:
+    path = with_scales(tmp_path)
+    truth = transformers.LlamaForCausalLM.from_pretrained(llama(tmp_path / "plain")).eval()
+    spec, ids = read_spec(path), list(range(3, 60))
+    model = load_model(spec, "cpu", torch.float32, lambda done, total: None, kv_dtype=torch.uint8, calibrated_kv=True)
+    found = model.forward(batch_of(spec, [ids], torch.device("cpu"), torch.uint8))
+    with torch.no_grad():
+        asked = {"input_ids": torch.tensor([ids]), "use_cache": True}
+        name = "cache" if "cache" in inspect.signature(truth.forward).parameters else "past_key_values"
+        wanted = truth(**asked, **{name: RoundedCache()}).logits[0]
+        plain = truth(**asked).logits[0]
+    # A number on the border between two codes may fall on either side.
+    assert float((found - wanted).norm() / wanted.norm()) < 0.1 * float((plain - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
