@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.ggml_types import TYPE_BY_NAME
 from engine.kernels.registry import OpQuery, select
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import encode, encode_mixed
+from engine.quant.quant_tensor import QuantTensor
 
 pytestmark = [
     pytest.mark.device,
@@ -123,3 +125,27 @@ def test_columns_missed_are_counted_on_the_device_while_replaying() -> None:
     graph.replay()
     graph.replay()
     assert int(packed.kept.misses) == 8
+
+
+# Kinds whose multipliers are in pieces -> where a block has fp16 numbers.
+IN_PIECES = {"Q4_K": (0, 2), "Q6_K": (208,), "Q5_K": (0, 2), "Q2_K": (80, 82)}
+
+
+@pytest.mark.parametrize("kind", IN_PIECES)
+def test_gguf_blocks_in_pieces_are_multiplied_by_kernels_and_match_float64(kind: str) -> None:
+    stored, (columns, depth) = TYPE_BY_NAME[kind], (1000, 2048)
+    draw = torch.Generator().manual_seed(3)
+    shape = (columns, depth // stored.block_elements, stored.block_bytes)
+    blocks = torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
+    for at in IN_PIECES[kind]:
+        halves = (torch.randn(*shape[:2], generator=draw) * 1e-3).to(torch.float16)
+        blocks[:, :, at : at + 2] = halves.view(torch.uint8).view(*shape[:2], 2)
+    weight = QuantTensor(kind, blocks.view(columns, -1).to("cuda"), (columns, depth))
+    impl = select("linear", OpQuery("cuda", "bfloat16", weight_kind=kind, capabilities=capabilities()))
+    assert impl.name.startswith("triton-"), impl.name
+    assert impl.pack is not None
+    packed, numbers = impl.pack(weight), weight.dequantize().double()
+    for rows in ROWS:
+        x = torch.randn(rows, depth, device="cuda").to(torch.bfloat16)
+        error = relative(impl.run(x, packed, None), x.double() @ numbers.T)
+        assert error < EXACT, (rows, error)
