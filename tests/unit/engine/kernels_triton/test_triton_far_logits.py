@@ -54,7 +54,7 @@ def kept(row: torch.Tensor, temperature: float, top_p: float, min_p: float, top_
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # numpy's, where the interpreter divides
-@pytest.mark.parametrize("far", [-1e30, LEAST, "both ends", "wide"])
+@pytest.mark.parametrize("far", [-1e30, LEAST, "both ends"])
 def test_filters_hold_however_far_logits_lie_apart(far):
     torch.manual_seed(3)
     width = 33 if DEVICE == "cpu" else 5000
@@ -64,8 +64,6 @@ def test_filters_hold_however_far_logits_lie_apart(far):
     if far == "both ends":
         logits = torch.where(some, LEAST, logits)
         logits[:, 5] = logits[:, 20] = MOST
-    elif far == "wide":
-        logits *= 1e37
     else:
         logits = torch.where(some, far, logits)
     uniforms = torch.rand(count).tolist()
