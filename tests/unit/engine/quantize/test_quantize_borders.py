@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,13 @@ from safetensors.torch import load_file
 from engine.errors import Conflict, InvalidParameter, StoreError, UnsupportedFormat
 from engine.models import load_model
 from engine.quantize import job as job_module
-from engine.quantize import quality as quality_module
 from engine.quantize.__main__ import main as quantize_main
 from engine.quantize.job import QuantizeJob, group_for, learning_tokens, quantize
 from engine.quantize.kv_form import best_scales
 from engine.quantize.partial_folder import PARTIAL, STATE_FILE
-from engine.quantize.quality import compare, form_of
-from engine.quantize.quality import main as quality_main
 from engine.quantize.stored_form import FORMATS
 from engine.quantize.text_file import CHARACTERS_A_TOKEN, first_tokens, read_text
-from engine.quantize.text_pass import batch_of, window_tokens, windows_of
+from engine.quantize.text_pass import batch_of, windows_of
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision, WrittenPrecision
 from tests.fakes.quantised_checkpoints import llama
@@ -43,8 +40,7 @@ class KnownTokens:
 
 @pytest.fixture(autouse=True)
 def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (job_module, quality_module):
-        monkeypatch.setattr(module, "load_text", lambda spec: KnownTokens(TOKENS))
+    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens(TOKENS))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -293,48 +289,6 @@ def test_multipliers_of_each_layers_cache_are_its_own(plain: Path, tmp_path: Pat
     for layer, scales in enumerate(wanted):
         found = [stored[f"model.layers.{layer}.self_attn.{half}_scale"] for half in "kv"]
         assert torch.allclose(torch.cat(found), scales, rtol=1e-3)
-
-
-def test_windows_are_no_longer_than_the_model_reads(plain: Path) -> None:
-    assert window_tokens(read_spec(plain)) == 128
-    found = compare(plain, ("stored", "int8"), "text", "mine")
-    assert found.tokens == len(TOKENS) - 2
-
-
-@pytest.mark.parametrize("name", ["", "+kv-fp8", "stored+kv-", "stored+kv--dynamic"])
-def test_forms_with_nothing_in_them_are_refused(name: str, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(plain)
-    with pytest.raises(InvalidParameter):
-        form_of(name, plain)
-
-
-def _binary(path: Path) -> None:
-    path.write_bytes(b"\xff\xfe\xd0\x00")
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, _binary, Path.touch, lambda path: None])
-def test_texts_to_measure_on_that_are_none_are_told(
-    make: Callable[[Path], None], plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make(tmp_path / "text")
-    assert quality_main([str(plain), "--first", "stored", "--second", "int8", "--text", str(tmp_path / "text")]) == 1
-    assert said(capsys)["code"] == InvalidParameter.code
-
-
-def test_words_that_are_not_understood_are_told_as_errors(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert quality_main([str(plain), "--first", "stored", "--second", "int8", "--activation", "banana"]) == 1
-    assert "banana" in said(capsys)["message"]
-    assert quantize_main([str(plain), "--to", "fp4", "--out", "x"]) == 1
-    assert "int8-mixed" in said(capsys)["message"]
-
-
-def test_no_room_for_logits_is_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StoreError, match="no room for"):
-        compare(plain, ("stored", "stored"), "text", "mine")
 
 
 def test_offered_precisions_are_those_that_can_be_written() -> None:
