@@ -22,6 +22,7 @@ from engine.errors import ConfigError, UnsupportedFormat
 from engine.layers.weight import Weight
 from engine.models.coded_parts import coded
 from engine.models.rounding import Rounding
+from engine.quant.block_check import has_bad_multiplier, refuse_bad_multiplier
 from engine.quant.quant_tensor import QuantTensor
 from engine.spec.kv_scales import ROLES as KV_ROLES
 from engine.spec.model_spec import ModelSpec, TensorInfo
@@ -59,6 +60,7 @@ class MappedCheckpoint:
 
     packed: PackedStore | None = None  # matrices that were packed at an earlier start
     adapters: AdapterBank | None = None  # what is added to projections as they are made
+    _doubts: tuple[tuple[str, Tensor], ...] = ()  # matrices on a device, and whether their multipliers are no numbers
     _sizes: dict[Role, int] | None = None  # bytes of a role with its experts and parts, once asked for
 
     def __init__(self, spec: ModelSpec, progress: Progress) -> None:
@@ -94,6 +96,27 @@ class MappedCheckpoint:
             return QuantTensor(info.dtype, raw.view(rows, -1), (rows, info.shape[-1]))
         found = self._tensor(info, dtype)
         return found.view(-1, info.shape[-1]) if len(info.shape) > 2 else found
+
+    def doubt(self, weight: Weight, role: str, layer: int | None) -> None:
+        """Look at what multiplies inside blocks, where they are: on a device that is told at the end of the load.
+
+        Raises: UnsupportedFormat, on a host, where something there is no number
+        """
+        if not isinstance(weight, QuantTensor):
+            return
+        name, bad = self.table[role, layer].name, has_bad_multiplier(weight)
+        if bad.device.type != "cpu":
+            self._doubts = (*self._doubts, (name, bad))
+        elif bool(bad):
+            raise refuse_bad_multiplier(name)
+
+    def settle(self) -> None:
+        """All is loaded. Raises: UnsupportedFormat for a matrix that was doubted rightly. Blocks: until it is there"""
+        found = torch.stack([bad for _, bad in self._doubts]).tolist() if self._doubts else []
+        for (name, _), bad in zip(self._doubts, found, strict=True):
+            if bad:
+                raise refuse_bad_multiplier(name)
+        self._doubts = ()
 
     def together(self, roles: Sequence[str], layer: int) -> Tensor | None:
         """Plain matrices under one another on the device, if they were read ahead so. None: each is to be asked for."""

@@ -111,7 +111,9 @@ class Encoder:
         return lambda x: F.layer_norm(x, weight.shape, weight, bias, self.spec.norm_eps)
 
     def _matrix(self, role: str, layer: int | None = None) -> Weight:
-        return narrowed(self._checkpoint.matrix(role, layer), self.device, self.dtype)
+        there = narrowed(self._checkpoint.matrix(role, layer), self.device, self.dtype)
+        self._checkpoint.doubt(there, role, layer)
+        return there
 
     def _vector(self, role: str, layer: int | None) -> Tensor:
         return self._checkpoint.vector(role, layer, self.device, self.dtype)
@@ -138,7 +140,9 @@ def load_encoder(
     with reading_ahead(device) as read_ahead:
         checkpoint = MappedCheckpoint(spec, progress)
         read_ahead(checkpoint.coming())
-        return Encoder(spec, checkpoint, device, dtype, query)
+        encoder = Encoder(spec, checkpoint, device, dtype, query)
+        checkpoint.settle()
+        return encoder
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

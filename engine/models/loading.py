@@ -101,7 +101,9 @@ def load_model(
         checkpoint.packed = packed
         checkpoint.calibrated_kv = calibrated_kv
         read_ahead(checkpoint.coming())
-        return BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
+        model = BUILDERS[spec.architecture](spec, checkpoint, device, dtype, query, context)
+        checkpoint.settle()
+        return model
 
 
 def op_query(

@@ -36,6 +36,7 @@ from engine.models.packed_store import PackedStore
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.host_blocks import as_blocks
+from engine.quant.quant_tensor import QuantTensor
 from engine.spec.families import family_of
 from engine.spec.model_spec import CheckpointFormat, LayerSpec, MlpKind, ModelSpec, RopeSpec
 
@@ -264,6 +265,9 @@ class Parts:
     def placed(self, stored: Weight, role: str, layer: int | None) -> Weight:
         """A weight that lies as its role's projection reads it, on its device and rounded."""
         rounding = self.checkpoint.rounding
+        if isinstance(stored, QuantTensor):
+            stored = on_device(stored, self.device)
+            self.checkpoint.doubt(stored, role, layer)
         if rounding is not None and layer is not None and rounding.takes(role, layer):
             stored = rounding.made(on_device(stored, self.device), role, layer)
         if isinstance(stored, CodedTensor) and self._wants_blocks:
