@@ -146,6 +146,8 @@ def grouped_parts(
         x, spread, found.tensors[0], depth, choices, block, chained, num_warps=4, **options
     )
     steps = count.bit_length() + 1
+    assert isinstance(gate_up.weight, torch.Tensor)
+    assert isinstance(down.weight, torch.Tensor)
     gates = gate_up.weight.view(count, 2, width, depth)
     _grouped_gate_up_kernel[(found.tiles * triton.cdiv(width, first.block_n),)](
         TensorDescriptor.from_tensor(spread, [first.block_m, first.block_k]),
