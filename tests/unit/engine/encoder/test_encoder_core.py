@@ -99,6 +99,8 @@ def test_more_urgent_texts_come_first_and_weights_share_the_rest():
         (Embed("x", [1], adapter="other"), "invalid_parameter"),
         (Embed("x", [66]), "numerical_fault"),
         (Embed("x", [1], deadline_s=-1.0), "deadline_exceeded"),
+        (Embed("x", [1], deadline_s=float("nan")), "invalid_parameter"),
+        (Embed("x", [1], weight=float("inf")), "invalid_parameter"),
         (Submit("x", [1], SamplingParams(max_tokens=1)), "invalid_parameter"),
     ],
 )
