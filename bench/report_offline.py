@@ -41,9 +41,11 @@ def part_rows(figures: list[Line]) -> Table:
         work = f"decode, batch {line['batch']}" if line["of"] == "decode" else f"prefill, {line['tokens']:,} tokens"
         shares = [f"{line['parts'].get(kind, 0.0) / line['ms']:.0%}" for kind in kinds]
         rows.append([work, f"{line['ms']:,.2f} ms", *shares, f"{max(0.0, 1 - line['busy_ms'] / line['ms']):.0%}"])
+    twice = any(sum(line["parts"].values()) > line["busy_ms"] * 1.01 for line in found)
     note = (
         "Shares of a step's time, from a profile of steps as they run; what starts while the kernel before is at work "
-        "counts from that one's end. The last column is the time in which no kernel runs."
+        f"counts {'in full' if twice else 'from the end of that one'}. The last column is the time in which no kernel "
+        "runs."
     )
     return ["step", "time", *kinds, "between kernels"], rows, note
 

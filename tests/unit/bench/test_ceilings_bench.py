@@ -78,7 +78,9 @@ def test_figures_of_a_known_shape_and_device_stand_beside_their_ceiling() -> Non
 def test_parts_of_a_step_are_shares_of_its_time() -> None:
     parts = {"products": 3.0, "attention": 0.5}
     line = {"fig": "profile", "of": "decode", "batch": 8, "ms": 4.0, "parts": parts, "busy_ms": 3.6}
-    heads, rows, _ = part_rows([line, {**line, "of": "prefill", "tokens": 2048, "parts": {"experts": 1.0}}])
+    heads, rows, note = part_rows([line, {**line, "of": "prefill", "tokens": 2048, "parts": {"experts": 1.0}}])
+    assert "counts from the end of that one" in note
+    assert "counts in full" in part_rows([{**line, "parts": {"products": 4.5}}])[2]
     assert heads == ["step", "time", "products", "attention", "experts", "between kernels"]
     assert rows[0] == ["decode, batch 8", "4.00 ms", "75%", "12%", "0%", "10%"]
     assert rows[1][0] == "prefill, 2,048 tokens"
