@@ -56,6 +56,7 @@ def _dequantise_kernel(
     factor = 1.0
     if HAS_ROW_SCALES:
         factor = tl.load(row_scales + n)
+    low = 0.0
     for half in tl.static_range(PACKED):
         k = place
         if PACKED == 2:
@@ -67,7 +68,15 @@ def _dequantise_kernel(
         elif CODE == 2:
             value -= 8.0
         value *= _scale(scales, at, mask, False, SCALE) * factor
-        tl.store(out + n * depth + k, value.to(out.dtype.element_ty), mask=mask)
+        if PACKED == 1 or APART == 16:
+            tl.store(out + n * depth + k, value.to(out.dtype.element_ty), mask=mask)
+        elif half == 0:
+            low = value
+        else:
+            # In order before they are written: each half's runs are of fewer bytes than memory takes at once.
+            mixed = tl.permute(tl.reshape(tl.join(low, value), (BLOCK // APART, APART, 2)), (0, 2, 1))
+            k = tl.program_id(1) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+            tl.store(out + n * depth + k, tl.reshape(mixed, (2 * BLOCK,)).to(out.dtype.element_ty), mask=k < depth)
 
 
 def dequantised(weight: CodedWeight, dtype: torch.dtype, rows: slice | None = None) -> torch.Tensor:

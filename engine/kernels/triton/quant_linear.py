@@ -70,7 +70,7 @@ def linear(x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None = No
         return torch.empty(0, weight.shape[0], dtype=x.dtype, device=x.device)
     if rows <= MAX_ROWS:
         out = few_rows(x, weight, bias)
-    elif rows <= tile_rows.MAX_ROWS:
+    elif tile_rows.takes(weight, rows):
         out = tile_rows.tile_rows(x, weight, bias)
     else:
         out = large_linear(x, weight, bias)

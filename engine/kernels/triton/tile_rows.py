@@ -23,6 +23,7 @@ from engine.kernels.triton.quant_gemm import _numbers
 from engine.kernels.triton.tile_codes import LIFTS, SMALL_FP4, _above, _of_words, _small_fp4
 
 MAX_ROWS = 128
+FEWER_ROWS = 64
 DEEP = 8192
 MANY_TILES = 200  # from here on a large GPU is busy without sharing out K
 LEAST_PART = 512  # numbers of K in a part
@@ -295,11 +296,24 @@ def tile_rows(
     return out
 
 
+def takes(weight: CodedWeight, rows: int) -> bool:
+    """Whether decoding in tiles takes less than decoding once before, where both can."""
+    columns = weight.shape[0]
+    middle = 4096 < columns < 128 * MANY_TILES  # too few tiles for all units, too many for parts of K in one go
+    return rows <= (FEWER_ROWS if weight.numbers_a_byte == 2 and middle else MAX_ROWS)
+
+
 def row_tiles(weight: CodedWeight, rows: int) -> RowTiles:
     """What an H200 does soonest."""
-    deep = rows <= 32 and weight.shape[1] >= DEEP
-    if rows > 64:
-        return RowTiles(64, 128, 4, 3, 4) if weight.numbers_a_byte == 1 else RowTiles(128, 128, 8, 3, 4)
-    if weight.code == "int4":
-        return RowTiles(128, 128, 4, 3, 8 if rows <= 16 or deep else 4)
-    return RowTiles(64, 128, 4, 3, 8 if deep else 4)
+    columns, depth = weight.shape
+    if weight.numbers_a_byte == 2:
+        if rows <= 32:
+            return RowTiles(64, 128, 2, 3, 8, turned=True)
+        if rows <= 64 and weight.code == "int4":
+            return RowTiles(128, 128, 4, 3, 4, turned=True)
+        return RowTiles(128, 128, 8, 3, 4, turned=True)
+    if rows <= 32:
+        return RowTiles(64, 128, 2, 4, 8 if rows <= 16 or columns <= 4096 else 4)
+    if rows <= 64:
+        return RowTiles(64, 128, 4, 3 if 4096 < columns < 64 * MANY_TILES else 4, 4)
+    return RowTiles(64, 128, 4, 3, 4 if depth >= DEEP else 2)
