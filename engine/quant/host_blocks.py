@@ -26,11 +26,11 @@ BLOCK = 32
 WIDE_BLOCK = 128
 ROWS_AT_ONCE = 1024
 MOST_ROW_COLUMNS = 1 << 16  # the kernels add a row's products in 32 bits
-INT4_SIZE = 8.0  # of codes about their middle
+LARGEST_ZERO = 15.0  # of int4: an offset is that many scales at most
 # Of float16: how far off a normal number is at most; bits of its size; the least normal number, and infinity, as bits.
 HALF_ROUNDING = 2.0**-11
 HALF_SIZE, HALF_NORMAL, HALF_INFINITE = 0x7FFF, 0x0400, 0x7C00
-FORMS_VERSION = 2  # raise it with every change of which kind a weight becomes: packed ones are kept for later starts
+FORMS_VERSION = 3  # raise it with every change of which kind a weight becomes: packed ones are kept for later starts
 
 
 def as_blocks(weight: CodedTensor) -> QuantTensor | Tensor:
@@ -66,7 +66,7 @@ def _narrow(weight: CodedTensor) -> QuantTensor | None:
         return _rows("Q4_0", weight, spread, _halves(weight))
     offsets = -exact * weight.zeros.to(torch.float32)
     least = _half(offsets)
-    if not _is_near(least, offsets, largest * INT4_SIZE):
+    if not _is_near(least, offsets, largest * LARGEST_ZERO):
         return None
     return _rows("Q4_1", weight, spread, _spread(least, weight), _halves(weight))
 

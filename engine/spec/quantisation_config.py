@@ -48,7 +48,7 @@ def read_quantisation(stated: Fields) -> Quantisation:
 
 def _awq(stated: Fields) -> QuantScheme:
     for name in ("version", "format", "checkpoint_format"):
-        stated.one_of(name, ("gemm",), "gemm")
+        stated.one_of(name, ("gemm", "GEMM"), "gemm")
     if stated.truth("desc_act", False):
         raise stated.refuse("desc_act", "false")
     if not stated.truth("zero_point", True):

@@ -101,20 +101,24 @@ def test_no_multiplier_is_too_small_or_too_large_to_be_held(
     assert bool((error <= truth.abs().amax(dim=1) * 2.0**-9).all()), float(error.max())
 
 
-@pytest.mark.parametrize(("kind", "group"), KINDS)
-def test_usual_weights_are_held_as_they_were(kind: str, group: int | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "group", "zeros"), [*((*kind, False) for kind in KINDS), ("int4", 32, True), ("int4", 64, True)]
+)
+def test_usual_weights_are_held_as_they_were(kind: str, group: int | None, zeros: bool) -> None:
     """In half the bytes of float32 or fewer, also where rows are zeros and where multipliers are of 16 bits."""
-    weight = scaled(kind, group, 1.0)
-    weight.codes[2] = 8 * 17 if kind == "int4" else 0
+    weight = scaled(kind, group, 1.0, zeros=zeros)
+    if weight.zeros is None:
+        weight.codes[2] = 8 * 17 if kind == "int4" else 0
+    else:  # of each size under scales of each fraction
+        weight.zeros.copy_(torch.arange(weight.zeros.numel()).view(weight.zeros.shape) % 16)
     weight.scales[3, :1] = 0
     made = as_blocks(weight)
-    assert (made.dtype if isinstance(made, torch.Tensor) else made.kind) == {"int8": "Q8_0", "int4": "Q4_0"}.get(
-        kind, torch.float16
-    )
+    blocks = {"int8": "Q8_0", "int4": "Q4_1" if zeros else "Q4_0"}
+    assert (made.dtype if isinstance(made, torch.Tensor) else made.kind) == blocks.get(kind, torch.float16)
     if weight.scales.is_floating_point():
         halves = replace(weight, scales=(weight.scales * 1e-2).to(torch.float16))
         held_halves = as_blocks(halves)
-        if isinstance(held_halves, QuantTensor):  # exactly, however small
+        if isinstance(held_halves, QuantTensor) and not zeros:  # exactly, however small
             assert decoded(held_halves).equal(halves.dequantize())
 
 

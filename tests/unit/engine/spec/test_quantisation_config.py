@@ -91,6 +91,10 @@ WRITTEN: dict[str, tuple[dict[str, Any], QuantScheme]] = {
         },
         QuantScheme(Storage.AWQ, 4, 128, zeros=True),
     ),
+    "AutoAWQ at first": (
+        {"quant_method": "awq", "version": "GEMM", "w_bit": 4, "q_group_size": 64, "zero_point": True},
+        QuantScheme(Storage.AWQ, 4, 64, zeros=True),
+    ),
     "transformers' AWQ": (
         {
             "backend": "autoawq",
