@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bench.kernel_bench import Bench, copies, plain_copies, truth
 from bench.kernel_timing import relative_error
+from bench.kernels_experts import experts
 from bench.kernels_mixed import SHAPES as MIXED_SHAPES
 from bench.kernels_mixed import mixed
 from bench.kernels_sampling import sampling
@@ -274,6 +275,7 @@ PARTS: dict[str, tuple[Callable[[Bench, int], None], tuple[int, ...]]] = {
     "large": (large, (64, 128, 256, 512, 2048)),
     "native": (native, (32, 64, 256, 512, 4096)),
     "mixed": (mixed_shapes, (16, 64, 256, 512, 2048)),
+    "experts": (experts, (1, 4, 8, 64, 256, 1024, 2048, 4096, 8192)),
     "sampling": (sampling, (1, 64, 256)),
 }
 

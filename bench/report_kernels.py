@@ -66,6 +66,12 @@ def _mixed(line: Line) -> list[str]:
     ]
 
 
+def _experts(line: Line) -> list[str]:
+    reached = f"{line['bound_us'] / line['us']:.0%}"
+    bound = f"{line['bound_us']:,.0f} µs"
+    return [f"{line['tokens']:,}", str(line["chosen"]), f"{line['us']:,.0f} µs", bound, reached, f"{line['error']:.4f}"]
+
+
 def _sampling(line: Line) -> list[str]:
     return [line["what"], str(line["rows"]), f"{line['us']:.0f} µs", f"{line['bytes_us']:.0f} µs"]
 
@@ -115,6 +121,11 @@ TABLES: dict[str, tuple[str, list[str], Callable[[Line], list[str]]]] = {
             "error",
         ],
         _mixed,
+    ),
+    "experts": (
+        "The experts of a layer of Qwen3-30B-A3B; what bounds is the chosen ones' bytes or the operations",
+        ["tokens", "experts chosen", "time", "bound", "reached", "error"],
+        _experts,
     ),
     "sampling": (
         "Choosing a batch's tokens, the largest logits included; beside what reading 128,256 logits a row once takes",

@@ -29,7 +29,9 @@ MIXED = {
 def test_each_part_gets_a_table_with_its_ratios() -> None:
     refused = {"fig": "refused", "tiles": [], "why": "too large"}
     sampling = {"fig": "sampling", "what": "top_p 0.9", "rows": 256, "vocab": 128256, "us": 210.4, "bytes_us": 31.3}
-    text = kernels_section([ORIGIN, STEP, LARGE, MIXED, sampling, refused])
+    experts = {"fig": "experts", "tokens": 2048, "chosen": 128, "us": 500.0, "bound_us": 300.0, "error": 0.003}
+    text = kernels_section([ORIGIN, STEP, LARGE, MIXED, experts, sampling, refused])
+    assert "| 2,048 | 128 | 500 µs | 300 µs | 60% | 0.0030 |" in text
     assert "| int4 | 1 | 1.23 ms | 2.95× |" in text
     assert "| fp8 | down | 4,096 | 102.0 µs | 0.80× | 1.02 |" in text
     assert "| 512 × 4,096 × 12,288 | 64 | 50.0 µs | 1.40× | 93% | 4.88× |  | 0.0100 (12.0× less than int8) |" in text
