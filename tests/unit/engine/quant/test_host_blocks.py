@@ -136,3 +136,13 @@ def test_small_groups_of_eight_bits_are_held_by_the_number_where_that_is_enough(
     made = as_blocks(weight)
     assert isinstance(made, torch.Tensor)
     assert made.dtype is torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zero_points_of_all_sizes_keep_four_bits(dtype: torch.dtype) -> None:
+    """An offset is up to 15 multipliers, and rounded by its own size."""
+    random = torch.Generator().manual_seed(7)
+    scales = torch.rand(4096, 2, generator=random).add(1.0).mul(1e-3).to(dtype)
+    zeros = torch.randint(0, 16, (4096, 2), dtype=torch.uint8, generator=random)
+    weight = CodedTensor("int4", (4096, 64), torch.zeros(4096, 32, dtype=torch.uint8), scales, zeros=zeros)
+    assert held(weight).kind == "Q4_1"
