@@ -35,6 +35,7 @@ from daemon.planning.units import human_bytes, human_tokens
 from daemon.planning.whynot import beyond_this_version, does_not_fit
 from engine.messages import Knobs
 from engine.spec.model_spec import ModelSpec
+from engine.spec.precision import WeightPrecision
 
 SMALLEST_CONTEXT_TOKENS = 1024
 # A CPU's memory also holds everything else on the box; a pool takes no more than this of what is left, unless asked.
@@ -83,7 +84,8 @@ class Planner:
                         why_not.append(does_not_fit(attempt.fit(), budget, attempt.knobs(), *attempt.smallest()))
                         continue
                     price = self.price(spec.name, precision)
-                    rounded = rounding_note(spec, profile, request.weights, price)
+                    cache_price = self.price(spec.name, f"{WeightPrecision.STORED}+kv-{profile.kv_dtype}")
+                    rounded = rounding_note(spec, profile, request.weights, price, cache_price)
                     told = (attempt.note(profile), rounded, alike.note(budget))
                     note = "; ".join(filter(None, told if request.device is None else told[:2]))
                     score = merit(profile, attempt.goal)

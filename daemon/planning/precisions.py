@@ -48,16 +48,20 @@ def offered_precisions(
     return stored + (_ON_CPU if budget.on_cpu else _ON_ACCELERATOR)
 
 
-def rounding_note(spec: ModelSpec, profile: Profile, weights: str | None, price: str | None) -> str:
+def rounding_note(
+    spec: ModelSpec, profile: Profile, weights: str | None, price: str | None, cache_price: str | None = None
+) -> str:
     """What a person should know before taking a rounded candidate, and how it is asked for; empty for an exact one.
 
-    weights: what was asked for. price: what this rounding was measured to cost
+    weights: what was asked for. price, cache_price: what this rounding was measured to cost, of weights and of KV
     """
     if not (asking := _asking(profile)):
         return ""
     told = [f"only if asked for: {' '.join(asking)}"] if weights is None else []
     if profile.weights != WeightPrecision.STORED:
         told.insert(0, f"rounded from {spec.source_dtype}; {price or '`bayard quality` measures what that costs'}")
+    if cache_price:
+        told.insert(0, cache_price)
     return "; ".join(told)
 
 

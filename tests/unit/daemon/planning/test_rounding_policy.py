@@ -17,11 +17,12 @@ from tests.fakes.public_models import public_models
 MODEL = public_models()["qwen2.5-14b"]
 SMALL_CARD = gpu_machine(gpu("NVIDIA GeForce RTX 4090", 24.0), host_gib=16)
 PRICE = "int8 beside stored: perplexity +0.10%"
+PRICES = {"int8": PRICE, "stored+kv-int8": "stored+kv-int8 beside stored: perplexity +0.02%"}
 
 
 def ask(machine: Machine, rounding: WhenToRound, strategy: Strategy = Strategy.LATENCY, **asked: str) -> PlanAnswer:
     budgets = budgets_of(machine, EngineInstall.full(), idle=True)
-    planner = Planner(budgets, rounding=rounding, price=lambda model, weights: PRICE if weights == "int8" else None)
+    planner = Planner(budgets, rounding=rounding, price=lambda model, form: PRICES.get(form))
     return planner.answer(MODEL, Request(strategy, weights=asked.get("weights"), kv_dtype=asked.get("kv")))
 
 
@@ -74,3 +75,10 @@ def test_rounded_candidates_tell_their_price_and_how_they_are_asked_for() -> Non
     (note,) = [candidate.note for candidate in found.candidates if candidate.profile.weights == "int8"]
     assert PRICE in note
     assert "only if asked for: --weights int8" in note
+
+
+def test_a_cache_of_bytes_tells_its_price() -> None:
+    found = ask(cpu_machine(512, cores=64), WhenToRound.ASKED, kv="int8")
+    assert found.chosen is not None
+    (note,) = [candidate.note for candidate in found.candidates if candidate.profile == found.chosen]
+    assert PRICES["stored+kv-int8"] in note
