@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: `make test` installs it for these tests")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from engine.kernels.triton.coded import coded  # noqa: E402
-from engine.kernels.triton.tile_rows import RowTiles, row_tiles, tile_rows  # noqa: E402
+from engine.kernels.triton.coded import CodedWeight, coded  # noqa: E402
+from engine.kernels.triton.tile_rows import RowTiles, row_tiles, takes, tile_rows  # noqa: E402
 from engine.quant.coded_tensor import CodedTensor  # noqa: E402
 from engine.quant.encode import encode  # noqa: E402
 
@@ -83,3 +83,11 @@ def test_tiles_are_known_for_each_code() -> None:
     for kind in ("fp8", "int8", "int4", "fp4_mx"):
         weight = coded(encode(torch.randn(4, 128, device=DEVICE), kind))
         assert row_tiles(weight, 5).splits >= row_tiles(weight, 64).splits
+
+
+@pytest.mark.parametrize(("columns", "most"), [(4096, 128), (6144, 64), (28672, 128)])
+def test_half_bytes_are_decoded_once_where_parts_of_k_would_not_run_at_once(columns: int, most: int) -> None:
+    codes, scales = (torch.empty(columns, width, dtype=torch.uint8, device="meta") for width in (2048, 128))
+    weight = CodedWeight("fp4", (columns, 4096), codes, scales, "e8m0")
+    assert takes(weight, most)
+    assert not takes(weight, most + 1)
