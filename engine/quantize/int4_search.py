@@ -49,17 +49,45 @@ class InputSample:
         return InputSample(self.rows.to(device), self.mean_size.to(device), moments)
 
 
+class RunningSample:
+    """Means over all rows of an input that is seen piece after piece, and some rows spread evenly over them.
+
+    Owner: who is shown the pieces
+    """
+
+    def __init__(self, total_rows: int, kept_rows: int = SAMPLE_ROWS) -> None:
+        self._kept = torch.linspace(0, total_rows - 1, min(kept_rows, total_rows)).round().to(torch.int64)
+        self._seen = 0
+        self._rows: list[Tensor] = []
+        self._sizes: Tensor | None = None
+        self._moments: list[Tensor] = []
+
+    def add(self, x: Tensor) -> None:
+        """Shapes: x [m, K]"""
+        wide = x.to(torch.float32)
+        at = self._kept[(self._kept >= self._seen) & (self._kept < self._seen + len(x))] - self._seen
+        self._rows.append(wide[at.to(x.device)])
+        self._seen += len(x)
+        sizes = wide.abs().sum(dim=0)
+        moments = [part.T @ part for part in wide.split(TOGETHER, dim=1)]  # type: ignore[no-untyped-call]
+        if self._sizes is None:
+            self._sizes, self._moments = sizes, moments
+            return
+        self._sizes += sizes
+        for whole, part in zip(self._moments, moments, strict=True):
+            whole += part
+
+    def found(self) -> InputSample:
+        assert self._sizes is not None
+        moments = tuple(part / self._seen for part in self._moments)
+        return InputSample(torch.cat(self._rows), self._sizes / self._seen, moments)
+
+
 def sample_of(x: Tensor, rows: int = SAMPLE_ROWS) -> InputSample:
-    """Means over all rows, and some rows spread evenly over them. Shapes: x [M, K]"""
-    wide = x.to(torch.float32)
-    kept = torch.linspace(0, x.shape[0] - 1, min(rows, x.shape[0]), device=x.device).round().to(torch.int64)
-    moments = tuple(part.T @ part / wide.shape[0] for part in _parts(wide))
-    return InputSample(wide[kept], wide.abs().mean(dim=0), moments)
-
-
-def _parts(wide: Tensor) -> list[Tensor]:
-    """Shapes: wide [M, K] -> views of TOGETHER columns each, but for the last"""
-    return [wide[:, at : at + TOGETHER] for at in range(0, wide.shape[1], TOGETHER)]
+    """Shapes: x [M, K]"""
+    running = RunningSample(len(x), rows)
+    running.add(x)
+    return running.found()
 
 
 def best_scale(matrices: Sequence[Tensor], sample: InputSample, group: int) -> Tensor:

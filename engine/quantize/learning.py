@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine.models.checkpoint import Progress
 from engine.models.rounding import OutlierSet, input_of
-from engine.quantize.int4_search import InputSample, sample_of
+from engine.quantize.int4_search import InputSample, RunningSample
 from engine.quantize.kv_form import best_scales
-from engine.quantize.outliers import outlying
+from engine.quantize.outliers import RunningOutliers
 from engine.quantize.text_pass import batch_of, streamed_model, window_tokens, windows_of
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision
@@ -44,29 +44,37 @@ def learn(
     kv: the cache that multipliers are learnt for too; "": none
     Blocks: for one forward and all that done does
     """
-    current, found = -1, LayerInputs()
+    current = -1
+    samples: dict[str, RunningSample] = {}
+    outliers: dict[str, RunningOutliers] = {}
+    shown_by: dict[str, str] = {}  # some inputs are those of two projections, and shown by each
     batch = batch_of(spec, windows_of(tokens, window_tokens(spec)), device, dtype, learning=True)
 
     def passed(layer: int) -> None:
-        if kv:
-            found.kv_scales = best_scales(batch.kv_views[layer], kv)
+        found = LayerInputs(
+            {name: running.found() for name, running in samples.items()},
+            {name: running.found() for name, running in outliers.items()},
+            best_scales(batch.kv_views[layer], kv) if kv else None,
+        )
+        for kept in (samples, outliers, shown_by):
+            kept.clear()
         done(layer, found)
 
     def watch(roles: list[str], layer: int, x: Tensor) -> None:
-        nonlocal current, found
+        nonlocal current
         if roles[0] == "router":
             return
         if layer != current:
             if current >= 0:
                 passed(current)
-            current, found = layer, LayerInputs()
+            current = layer
         name = input_of(roles[0])
-        if precision is WeightPrecision.STORED:
+        if precision is WeightPrecision.STORED or shown_by.setdefault(name, roles[0]) != roles[0]:
             return
         if precision is WeightPrecision.INT8_MIXED:
-            found.outliers[name] = outlying(x)
+            outliers.setdefault(name, RunningOutliers()).add(x)
         else:
-            found.samples[name] = sample_of(x)
+            samples.setdefault(name, RunningSample(batch.num_tokens)).add(x)
 
     model = streamed_model(spec, device, dtype, watch, progress, capabilities)
     model.forward(batch)

@@ -34,23 +34,52 @@ def learn_outliers(
 
     Blocks: for as long as reading the checkpoint and one forward take
     """
-    found: dict[tuple[int, str], OutlierSet] = {}
+    seen: dict[tuple[int, str], RunningOutliers] = {}
+    shown_by: dict[tuple[int, str], str] = {}  # some inputs are those of two projections, and shown by each
 
     def watch(roles: list[str], layer: int, x: Tensor) -> None:
         if roles[0] != "router":
-            found[layer, input_of(roles[0])] = outlying(x, threshold)
+            key = (layer, input_of(roles[0]))
+            if shown_by.setdefault(key, roles[0]) == roles[0]:
+                seen.setdefault(key, RunningOutliers()).add(x)
 
     windows = windows_of(tokens, window_tokens(spec))
     model = streamed_model(spec, device, dtype, watch, progress, capabilities)
     model.forward(batch_of(spec, windows, device, dtype, learning=True))
-    return found
+    return {key: running.found(threshold) for key, running in seen.items()}
+
+
+class RunningOutliers:
+    """How large an input grows that is seen piece after piece. Owner: who is shown the pieces."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._largest: Tensor | None = None
+        self._mean_square = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        """Shapes: x [m, K]"""
+        wide = x.to(torch.float32)
+        largest, mean_square = wide.abs().amax(dim=0), wide.square().mean()
+        if self._largest is None:
+            self._largest, self._mean_square = largest, mean_square
+        else:
+            share = len(x) / (self._seen + len(x))
+            self._largest = torch.maximum(self._largest, largest)
+            self._mean_square = self._mean_square * (1.0 - share) + mean_square * share
+        self._seen += len(x)
+
+    def found(self, threshold: float = THRESHOLD, most: int = OUTLIER_COLUMNS) -> OutlierSet:
+        """The set on the host. threshold: times the input's usual size"""
+        assert self._largest is not None
+        limit = threshold * float(self._mean_square.sqrt())
+        chosen = torch.argsort(self._largest, descending=True, stable=True)[:most]
+        columns = chosen[self._largest[chosen] > limit].sort().values.to(device="cpu", dtype=torch.int64)
+        return OutlierSet(columns, limit)
 
 
 def outlying(x: Tensor, threshold: float = THRESHOLD, most: int = OUTLIER_COLUMNS) -> OutlierSet:
-    """The set on the host. threshold: times the input's usual size. Shapes: x [M, K]"""
-    wide = x.to(torch.float32)
-    largest = wide.abs().amax(dim=0)
-    limit = threshold * float(wide.square().mean().sqrt())
-    chosen = torch.argsort(largest, descending=True, stable=True)[:most]
-    columns = chosen[largest[chosen] > limit].sort().values.to(device="cpu", dtype=torch.int64)
-    return OutlierSet(columns, limit)
+    """Of an input that is there whole. Shapes: x [M, K]"""
+    running = RunningOutliers()
+    running.add(x)
+    return running.found(threshold, most)

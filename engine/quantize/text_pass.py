@@ -10,14 +10,17 @@ from torch import Tensor
 from engine.batch import ForwardBatch, GroupMeta
 from engine.errors import UnsupportedFormat
 from engine.kv.layout import PageLayout, solve_layout
+from engine.layers.experts import ExpertsMlp
 from engine.layers.linear import Observer
+from engine.layers.mlp import GatedMlp
 from engine.models import loading
 from engine.models.checkpoint import Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.loading import BUILDERS, Model, op_query
-from engine.spec.model_spec import ModelSpec
+from engine.spec.model_spec import LayerSpec, ModelSpec
 
 WINDOW_TOKENS = 512
+PIECE_TOKENS = 1024
 
 
 def window_tokens(*specs: ModelSpec) -> int:
@@ -41,7 +44,7 @@ def batch_of(
 ) -> ForwardBatch:
     """A step that feeds whole windows, each a sequence, and asks for all their logits.
 
-    learning: only the last token's logits are asked for, and a layer's cache is that of the next too: of long texts
+    learning: no logits are asked for, and a layer's cache is that of the next too: of long texts
     all logits, and all layers' keys and values, are gigabytes
     """
     layout = solve_layout(spec, bytes_per_element=dtype.itemsize)
@@ -73,7 +76,7 @@ def batch_of(
         positions=torch.cat(positions).to(device, index),
         query_starts=starts.to(device),
         context_lens=lengths.to(device),
-        logit_rows=torch.arange(total - 1 if learning else 0, total, device=device, dtype=index),
+        logit_rows=torch.arange(0 if learning else total, device=device, dtype=index),
         groups=[group] * len(layout.groups),
         kv_views=views,
         layer_groups=list(layout.layer_groups),
@@ -97,6 +100,20 @@ def logits_of(model: Model, batch: ForwardBatch) -> Tensor:
     return model.forward(batch)
 
 
+class InPieces:
+    """A layer's second half, which looks at each token by itself, over some tokens at a time.
+
+    What it holds between its projections is many times what it is given.
+    """
+
+    def __init__(self, mlp: GatedMlp | ExpertsMlp) -> None:
+        self._mlp = mlp
+        self.entry = mlp.entry
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([self._mlp(piece) for piece in x.split(PIECE_TOKENS)])  # type: ignore[no-untyped-call]
+
+
 def streamed_model(
     spec: ModelSpec,
     device: torch.device,
@@ -118,7 +135,8 @@ def streamed_model(
     check_size(spec)
 
     class WatchedParts(builder.parts_of):  # type: ignore[name-defined,misc]
-        pass
+        def mlp(self, layer: LayerSpec) -> InPieces:
+            return InPieces(super().mlp(layer))
 
     WatchedParts.observer = staticmethod(observer)
 

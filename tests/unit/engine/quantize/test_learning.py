@@ -1,0 +1,106 @@
+"""What a run over a text teaches, and how little of it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.models import load_model
+from engine.quantize import job as job_module
+from engine.quantize import text_pass
+from engine.quantize.job import QuantizeJob, quantize
+from engine.quantize.kv_form import best_scales
+from engine.quantize.learning import LayerInputs, learn
+from engine.quantize.text_pass import batch_of, windows_of
+from engine.spec import read_spec
+from engine.spec.precision import WeightPrecision
+from tests.fakes.quantised_checkpoints import llama
+
+TOKENS = [7, 50, 3, 3, 91, 22, 8, 64, 12, 70] * 20  # more than the small model can read at once
+
+
+class KnownTokens:
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokens
+
+
+@pytest.fixture(autouse=True)
+def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens(TOKENS))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("small") / "plain")
+
+
+def quietly(stage: str, done: int, total: int) -> None:
+    return None
+
+
+def quietly_reading(done: int, total: int) -> None:
+    return None
+
+
+def test_learning_asks_for_no_logits_and_holds_one_layers_cache(plain: Path) -> None:
+    spec = read_spec(plain)
+    batches = [
+        batch_of(spec, windows_of(TOKENS, 128), torch.device("cpu"), torch.float32, learning=learning)
+        for learning in (False, True)
+    ]
+    model = load_model(spec, "cpu", torch.float32, quietly_reading)
+    logits = [model.forward(batch) for batch in batches]
+    assert [len(found) for found in logits] == [len(TOKENS), 0]
+    held = [
+        {view.untyped_storage().data_ptr(): view.untyped_storage().nbytes() for view in b.kv_views} for b in batches
+    ]
+    assert len(held[1]) == 1
+    assert sum(held[1].values()) <= 0.51 * sum(held[0].values())
+
+
+def test_multipliers_of_each_layers_cache_are_its_own(plain: Path, tmp_path: Path) -> None:
+    quantize(QuantizeJob(plain, WeightPrecision.STORED, tmp_path / "out", "text", kv="int8"), quietly)
+    stored = {name: part for file in (tmp_path / "out").glob("*.safetensors") for name, part in load_file(file).items()}
+    spec = read_spec(plain)
+    batch = batch_of(spec, windows_of(TOKENS, 128), torch.device("cpu"), torch.float32)
+    load_model(spec, "cpu", torch.float32, quietly_reading).forward(batch)
+    wanted = [best_scales(view, "int8") for view in batch.kv_views]
+    assert not torch.allclose(wanted[0], wanted[1])
+    for layer, scales in enumerate(wanted):
+        found = [stored[f"model.layers.{layer}.self_attn.{half}_scale"] for half in "kv"]
+        assert torch.allclose(torch.cat(found), scales, rtol=1e-3)
+
+
+@pytest.mark.parametrize("precision", [WeightPrecision.INT4, WeightPrecision.INT8_MIXED])
+def test_what_is_learnt_in_pieces_is_what_is_learnt_at_once(
+    precision: WeightPrecision, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[LayerInputs]] = []
+    for pieces in (1024, 48):
+        monkeypatch.setattr(text_pass, "PIECE_TOKENS", pieces)
+        layers: dict[int, LayerInputs] = {}
+        cpu = torch.device("cpu")
+        learn(read_spec(plain), TOKENS, precision, cpu, torch.float32, layers.__setitem__, quietly_reading)
+        found.append(list(layers.values()))
+    for once, pieced in zip(*found, strict=True):
+        assert set(once.samples) == set(pieced.samples)
+        for name, sample in once.samples.items():
+            other = pieced.samples[name]
+            torch.testing.assert_close(other.rows, sample.rows)
+            torch.testing.assert_close(other.mean_size, sample.mean_size)
+            torch.testing.assert_close(other.moments, sample.moments, rtol=1e-4, atol=1e-5)
+        assert set(once.outliers) == set(pieced.outliers)
+        for name, known in once.outliers.items():
+            assert torch.equal(pieced.outliers[name].columns, known.columns)
+            assert pieced.outliers[name].threshold == pytest.approx(known.threshold, rel=1e-5)
