@@ -38,9 +38,7 @@ def rounding_of(
     if precision is WeightPrecision.STORED:
         return None, []
     notes = [f"Matrices of layers are rounded to {precision} at load; embeddings and routers are kept."]
-    if odd := _odd_widths(spec, precision):
-        widths = ", ".join(f"{width:,}" for width in odd)
-        notes.append(f"Matrices of the widths {widths} are rounded to int8: {precision} has no groups for them.")
+    notes += odd_widths(spec, precision)
     if precision is not WeightPrecision.INT8_MIXED:
         return Rounding(precision, group=fp8_group(spec.hidden_size)), notes
     tokens, found = learning_tokens(spec)
@@ -50,10 +48,14 @@ def rounding_of(
     return Rounding(precision, outliers), notes + found
 
 
-def _odd_widths(spec: ModelSpec, precision: WeightPrecision) -> list[int]:
-    """Of matrices that are not held in the precision asked for."""
+def odd_widths(spec: ModelSpec, precision: WeightPrecision) -> list[str]:
+    """What people should know of matrices that are not held in the precision asked for, if there are any."""
     widths = {found.shape[-1] for found in expected_tensors(spec) if is_rounded(found.role[0]) and len(found.shape) > 1}
-    return sorted(width for width in widths if held_precision(precision, width) is not precision)
+    odd = sorted(width for width in widths if held_precision(precision, width) is not precision)
+    if not odd:
+        return []
+    listed = ", ".join(f"{width:,}" for width in odd)
+    return [f"Matrices of the widths {listed} are rounded to int8: {precision} has no groups for them."]
 
 
 def learning_tokens(spec: ModelSpec) -> tuple[list[int], list[str]]:

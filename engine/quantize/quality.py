@@ -23,7 +23,7 @@ from engine.devices import open_device
 from engine.errors import BayardError, InvalidParameter, StoreError
 from engine.models import load_model
 from engine.models.loading import KV_NAMES
-from engine.quantize.on_load import rounding_of
+from engine.quantize.on_load import odd_widths, rounding_of
 from engine.quantize.text_file import first_tokens, read_text
 from engine.quantize.text_pass import batch_of, window_tokens, windows_of
 from engine.quantize.texts import evaluation_text
@@ -68,6 +68,7 @@ class Quality:
     largest_kl: float
     first_bytes: int
     second_bytes: int
+    notes: list[str]  # what is not as a form's name says
 
 
 def form_of(name: str, model_path: Path) -> Form:
@@ -150,6 +151,13 @@ def compare(
         largest_kl=sums.largest_kl,
         first_bytes=specs[0].weight_bytes,
         second_bytes=specs[1].weight_bytes,
+        notes=sorted(
+            {
+                note
+                for form, spec in zip(forms, specs, strict=True)
+                for note in odd_widths(spec, WeightPrecision(form.weights))
+            }
+        ),
     )
 
 

@@ -90,6 +90,7 @@ class QualityBody(Body):
     largest_kl: float
     first_bytes: int
     second_bytes: int
+    notes: list[str] = Field(default_factory=list)
 
 
 class QualityAnswer(Answer):

@@ -6,11 +6,13 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from daemon.planning.quality import quality_line
 from engine.errors import InvalidParameter, StoreError
 from engine.quantize import quality as quality_module
 from engine.quantize.__main__ import main as quantize_main
@@ -90,3 +92,10 @@ def test_no_room_for_logits_is_told(plain: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreError, match="no room for"):
         compare(plain, ("stored", "stored"), "text", "mine")
+
+
+def test_form_that_is_not_all_of_its_precision_says_so(plain: Path, tmp_path: Path) -> None:
+    assert compare(plain, ("stored", "int4"), "text", "mine").notes == []
+    odd = compare(llama(tmp_path / "odd", intermediate_size=99), ("stored", "int4"), "text", "mine")
+    assert odd.notes == ["Matrices of the widths 99 are rounded to int8: int4 has no groups for them."]
+    assert quality_line(asdict(odd)).endswith(odd.notes[0])
