@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,8 +74,8 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
         with partial_folder(job.out, _asked(job, spec), restart=job.restart) as partial:
             _write(job, source, group, tokens, opened, partial, report)
             check_folder(spec, partial)
-            (partial / STATE_FILE).unlink()
             partial.rename(job.out)
+            (job.out / STATE_FILE).unlink()  # last: without it what is there would be nobody's
     except (OSError, SafetensorError) as error:
         raise StoreError(
             f"{job.out} cannot be written: {error}.",
@@ -217,6 +218,8 @@ class _Writer:
             return
         unfinished = path.with_suffix(UNFINISHED)
         save_file(make(), unfinished, metadata={"format": "pt"})
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())  # a shard that is there is believed after a loss of power too
         unfinished.rename(path)
 
     def finish(self, mode: int) -> None:

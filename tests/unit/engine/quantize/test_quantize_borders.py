@@ -120,6 +120,25 @@ def test_half_written_state_asks_for_restart_and_restart_helps(plain: Path, tmp_
     quantize(QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "", restart=True), quietly)
 
 
+def test_run_that_is_stopped_at_its_very_end_leaves_a_whole_folder_or_one_to_go_on_with(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "")
+
+    def stop(self: Path, *words: object) -> Path:
+        if self.name.endswith(PARTIAL):
+            raise KeyboardInterrupt
+        return whole(self, *words)  # type: ignore[arg-type]
+
+    whole = Path.rename
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", stop)
+        with pytest.raises(KeyboardInterrupt):
+            quantize(job, quietly)
+    assert quantize(job, quietly).quantisation is not None
+    assert not (tmp_path / "out" / STATE_FILE).exists()
+
+
 def test_two_runs_do_not_write_one_folder(plain: Path, tmp_path: Path) -> None:
     job = QuantizeJob(plain, WeightPrecision.INT8, tmp_path / "out", "", restart=True)
     refused: list[str] = []
