@@ -179,3 +179,10 @@ def true_logits(model: Any, prompt: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([prompt])).logits[0].float()
     return logits
+
+
+def behind_best(model: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """How far each token written stands behind the model's best there, of the logits' spread. Shapes: -> [tokens]"""
+    logits = true_logits(model, prompt + tokens)[len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+    return (logits.amax(dim=1) - chosen) / logits.std(dim=1)

@@ -10,7 +10,7 @@ import torch
 from engine.builder import build_engine
 from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.spec.families import FAMILIES
-from tests.fakes.family_models import CASES, prompts, saved_model, true_logits
+from tests.fakes.family_models import CASES, behind_best, prompts, saved_model
 
 pytestmark = [
     pytest.mark.device,
@@ -53,8 +53,5 @@ def test_greedy_tokens_are_the_best_or_nearly_by_transformers(name: str, dtype: 
     near = []
     for prompt, tokens in zip(prompts(), written.values(), strict=True):
         assert len(tokens) == TOKENS
-        logits = true_logits(truth, prompt + tokens)[len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
-        behind = (logits.amax(dim=1) - chosen) / logits.std(dim=1)
-        near.append(behind < NEAR[dtype])
+        near.append(behind_best(truth, prompt, tokens) < NEAR[dtype])
     assert torch.cat(near).float().mean() >= SHARE[dtype], near
