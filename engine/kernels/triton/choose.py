@@ -161,11 +161,11 @@ def draw_tokens(logits: torch.Tensor, picked: torch.Tensor, counts: torch.Tensor
     told = torch.empty(asked.rows, 1 + 2 * max(0, asked.most), dtype=torch.int32, device=logits.device)
     if asked.rows:
         chunks = triton.cdiv(width, BLOCK)
-        options = {"maxnreg": MOST_REGISTERS} if speaks_ptx(logits.device) else {}
+        registers = {"maxnreg": MOST_REGISTERS} if speaks_ptx(logits.device) else {}
         _draw_kernel[(asked.rows,)](
             values, picked, counts, asked.words, spare, scratch, told, width, asked.rows, asked.added, asked.most,
             RECORD, SETTINGS_AT, MIN_TEMPERATURE, ONE_OUTPUT, BLOCK, ADDED_BLOCK, LISTED,
             triton.next_power_of_2(chunks), triton.next_power_of_2(triton.cdiv(chunks, GROUP.value)), TURNS,
-            num_warps=NUM_WARPS, **options,
+            num_warps=NUM_WARPS, **registers,
         )  # fmt: skip
     return told if asked.most >= 0 else None
