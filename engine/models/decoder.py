@@ -132,8 +132,11 @@ class Decoder:
         """The new tokens through all layers, as _through_layers gives them."""
         if self.adapters is not None:
             self.adapters.rows.rows = batch.adapters
-        embedded = self.embed(batch.token_ids, self.dtype)
-        return self._through_layers(embedded if self.embed_scale == 1.0 else embedded * self.embed_scale, batch)
+        return self._through_layers(self._embedded(batch), batch)  # who alone holds the stream, which is long
+
+    def _embedded(self, batch: ForwardBatch) -> Tensor:
+        embedded: Tensor = self.embed(batch.token_ids, self.dtype)
+        return embedded if self.embed_scale == 1.0 else embedded * self.embed_scale
 
     def _through_layers(self, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Shapes: residual [T, hidden] -> what the last layer adds, and what it adds it to, both [T, hidden]"""
@@ -156,6 +159,7 @@ class Decoder:
                 x = ops.rms_norm(x, layer.mlp_post_norm, eps)
             if scale != 1.0:
                 x = x * scale
+            del normed, entry  # not held while a layer that streams is made
         return x, residual
 
 

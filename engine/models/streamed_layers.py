@@ -1,13 +1,27 @@
-"""StreamedLayers: a model's layers made one after the other, so that no more than one of them is held."""
+"""StreamedLayers: a model's layers made one after the other, so that no more than one of them is held.
+
+Who goes through them is given a stand-in, which answers for the layer whose turn it is: a loop's own variable would
+hold the last layer while the next one is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast, overload
 
 from engine.spec.model_spec import LayerSpec
 
 T = TypeVar("T")
+
+
+class _Turn:
+    """The layer that is held, whichever it is."""
+
+    def __init__(self, layers: StreamedLayers[Any]) -> None:
+        self._layers = layers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layers.held, name)
 
 
 class StreamedLayers(Sequence[T], Generic[T]):
@@ -19,8 +33,19 @@ class StreamedLayers(Sequence[T], Generic[T]):
         self._index = -1
         self._held: T | None = None
 
+    @property
+    def held(self) -> T:
+        assert self._held is not None
+        return self._held
+
     def __len__(self) -> int:
         return len(self._specs)
+
+    def __iter__(self) -> Iterator[T]:
+        turn = cast(T, _Turn(self))
+        for index in range(len(self)):
+            self[index]
+            yield turn
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+from engine.devices.host_heap import keep_nothing_large
 from engine.errors import BayardError
 from engine.quantize.job import CALIBRATION_TOKENS, QuantizeJob, quantize
 from engine.quantize.text_file import read_text
@@ -39,6 +40,7 @@ def main(words: list[str]) -> int:
     def report(stage: str, done: int, total: int) -> None:
         print(json.dumps({"stage": stage, "done": done, "total": total}), flush=True)
 
+    keep_nothing_large()
     try:
         arguments = parser.parse_args(words)
         text = _text(arguments.calibrate)

@@ -22,7 +22,7 @@ CUTS = tuple(1.0 - 0.05 * step for step in range(8))
 SMALLEST = 1e-12
 SAMPLE_ROWS = 128
 TILE_NUMBERS = 1 << 22  # rounded at once: 16 MiB of each of its numbers on their way
-TOGETHER = 4096  # inputs whose products are kept; columns make up for others among so many
+TOGETHER = 2048  # inputs whose products are kept; columns make up for others among so many
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,22 +31,29 @@ class LayerRounding:
     precision: WeightPrecision
     group: int  # of four-bit weights and of E4M3; 0: a row
 
-    def tensors(self, index: int, found: list[NamedTensor], inputs: LayerInputs | None) -> dict[str, Tensor]:
-        """What is written for a layer. inputs: None where nothing was learnt."""
-        numbers = {tensor.role: tensor.numbers for tensor in found}
+    def tensors(self, index: int, found: Iterator[NamedTensor], inputs: LayerInputs | None) -> dict[str, Tensor]:
+        """What is written for a layer. found: each is let go of before the next is read, where none needs another.
+
+        inputs: None where nothing was learnt
+        """
         scales: dict[str, Tensor] = {}
         if self.precision is WeightPrecision.INT4 and inputs is not None:
-            scales = self._fold_scales(index, numbers, found, inputs)
+            tensors = [(tensor.role, tensor.name, tensor.rounded, tensor.numbers) for tensor in found]
+            numbers = {role: of_role for role, _, _, of_role in tensors}
+            order = [(role, name, rounded) for role, name, rounded, _ in tensors]
+            del tensors
+            scales = self._fold_scales(index, numbers, [role for role, _, rounded in order if rounded], inputs)
+            found = (NamedTensor(role, name, numbers.pop(role), rounded) for role, name, rounded in order)
         out: dict[str, Tensor] = {}
         for tensor in found:
             if not tensor.rounded:
-                out[tensor.name] = numbers[tensor.role].to("cpu").contiguous()
+                out[tensor.name] = tensor.numbers.to("cpu").contiguous()
                 continue
-            matrix = numbers[tensor.role]
-            coded = self._rounded(matrix, tensor.role, inputs, scales.get(input_of(tensor.role)))
+            coded = self._rounded(tensor.numbers, tensor.role, inputs, scales.get(input_of(tensor.role)))
             module = tensor.name.removesuffix(".weight")
-            parts = stored_parts(coded.to("cpu"), matrix.to("cpu"))
+            parts = stored_parts(coded.to("cpu"), tensor.numbers.to("cpu"))
             out |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+            del tensor  # or it would be held while the next is read
         return out
 
     def _rounded(self, matrix: Tensor, role: str, inputs: LayerInputs | None, scale: Tensor | None) -> CodedTensor:
@@ -67,18 +75,22 @@ class LayerRounding:
         return encode(matrix, str(self.precision))
 
     def _fold_scales(
-        self, index: int, numbers: dict[str, Tensor], found: list[NamedTensor], inputs: LayerInputs
+        self, index: int, numbers: dict[str, Tensor], rounded: list[str], inputs: LayerInputs
     ) -> dict[str, Tensor]:
-        """Multiply matrices' columns and divide what makes their inputs. Mutates: numbers. -> scales by input"""
+        """Multiply matrices' columns and divide what makes their inputs. Mutates: numbers. -> scales by input
+
+        rounded: roles
+        """
         scales: dict[str, Tensor] = {}
         for name, sample in inputs.samples.items():
-            readers = [t.role for t in found if t.rounded and input_of(t.role) == name]
+            readers = [role for role in rounded if input_of(role) == name]
             if not readers or not self._can_fold(name, index, numbers):
                 continue
             matrices = [numbers[role] for role in readers]
             group = self.group or matrices[0].shape[1]
             scale = best_scale(matrices, sample.to(matrices[0].device), group)
             scales[name] = scale
+            del matrices
             for role in readers:
                 numbers[role] = numbers[role] * scale
             if name == "mlp_inner":

@@ -64,10 +64,7 @@ def learn(
         nonlocal current
         if roles[0] == "router":
             return
-        if layer != current:
-            if current >= 0:
-                passed(current)
-            current = layer
+        current = layer
         name = input_of(roles[0])
         if precision is WeightPrecision.STORED or shown_by.setdefault(name, roles[0]) != roles[0]:
             return
@@ -76,6 +73,10 @@ def learn(
         else:
             samples.setdefault(name, RunningSample(batch.num_tokens)).add(x)
 
-    model = streamed_model(spec, device, dtype, watch, progress, capabilities)
+    def between() -> None:
+        if current >= 0:
+            passed(current)
+
+    model = streamed_model(spec, device, dtype, watch, progress, capabilities, between)
     model.forward(batch)
     passed(current)

@@ -50,9 +50,9 @@ class Source:
     def release(self) -> None:
         self._checkpoint.release()
 
-    def layer(self, layer: LayerSpec) -> list[NamedTensor]:
-        """Every tensor of a layer; the caller releases."""
-        return list(self._tensors(layer.index, layer))
+    def layer(self, layer: LayerSpec) -> Iterator[NamedTensor]:
+        """Every tensor of a layer, each read as it is asked for; the caller releases."""
+        return self._tensors(layer.index, layer)
 
     def attention_module(self, layer: int) -> str:
         """The name that a layer's attention has in a folder."""

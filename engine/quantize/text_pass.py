@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from engine.models import loading
 from engine.models.checkpoint import Progress, check_size
 from engine.models.decoder import Decoder
 from engine.models.loading import BUILDERS, Model, op_query
+from engine.models.parts import Parts
 from engine.spec.model_spec import LayerSpec, ModelSpec
 
 WINDOW_TOKENS = 512
-PIECE_TOKENS = 1024
+PIECE_TOKENS = 512
 
 
 def window_tokens(*specs: ModelSpec) -> int:
@@ -121,9 +123,11 @@ def streamed_model(
     observer: Observer,
     progress: Progress,
     capabilities: frozenset[str] = frozenset(),
+    between: Callable[[], None] | None = None,
 ) -> Decoder:
     """A model for one forward, whose observer sees the input of each projection while that layer alone is held.
 
+    between: called before each layer is made, when the one before has been let go of
     Raises: UnsupportedFormat, ConfigError
     """
     builder = BUILDERS.get(spec.architecture)
@@ -143,6 +147,14 @@ def streamed_model(
     class StreamedDecoder(builder):  # type: ignore[valid-type,misc]
         parts_of = WatchedParts
         streams = True
+
+        def in_order(self, parts: Parts, make: Callable[[Parts, LayerSpec], Any]) -> Sequence[Any]:
+            def made(parts: Parts, layer: LayerSpec) -> Any:
+                if between is not None:
+                    between()
+                return make(parts, layer)
+
+            return super().in_order(parts, made)  # type: ignore[no-any-return]
 
     query = op_query(spec, device, dtype, None, "exact", capabilities)
     checkpoint = loading.MappedCheckpoint(spec, progress)  # by its module: benchmarks put random weights there
