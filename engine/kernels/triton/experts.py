@@ -14,9 +14,9 @@ import triton.language as tl
 from engine.kernels.triton.attention_tiles import shared_bytes
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
 from engine.kernels.triton.device import copies_tiles
-from engine.kernels.triton.few_experts import ACTIVATIONS, _gated, few_experts
+from engine.kernels.triton.few_experts import ACTIVATIONS, few_experts
 from engine.kernels.triton.grouped_experts import fits, grouped_parts, grouped_rows
-from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows, sorted_pairs, summed
+from engine.kernels.triton.sorted_pairs import SortedPairs, _keep_gated, _keep_part, _tile_rows, sorted_pairs, summed
 from engine.quant.expert_stack import ExpertStack
 
 FEW_PAIRS = 32  # up to here a weight's row is read once a pair, which L2 absorbs
@@ -31,12 +31,12 @@ def _gate_up_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    blocks = tl.cdiv(width, BLOCK_N)
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    expert, rows, exists, pairs, first_n = _tile_rows(
+        width, order, counts, starts, tile_ends, num_experts, BLOCK_M, BLOCK_N, STEPS
+    )
     if expert >= num_experts:
         return
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = first_n + tl.arange(0, BLOCK_N)
     in_n = n < width
     lanes = tl.arange(0, BLOCK_K)
     x_rows = x + (pairs // CHOICES).to(tl.int64)[:, None] * depth
@@ -55,9 +55,7 @@ def _gate_up_kernel(
     if HAS_BIAS:
         gate += tl.load(bias + expert * 2 * width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + expert * 2 * width + width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
-    value = _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty)
-    at = inner + rows.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(at, value, mask=exists[:, None] & in_n[None, :])
+    _keep_gated(gate, up, inner, rows, exists, n, width, ACTIVATION)
 
 
 @triton.jit
@@ -69,12 +67,12 @@ def _down_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    blocks = tl.cdiv(width, BLOCK_N)
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    expert, rows, exists, pairs, first_n = _tile_rows(
+        width, order, counts, starts, tile_ends, num_experts, BLOCK_M, BLOCK_N, STEPS
+    )
     if expert >= num_experts:
         return
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = first_n + tl.arange(0, BLOCK_N)
     in_n = n < width
     lanes = tl.arange(0, BLOCK_K)
     a_rows = inner + rows.to(tl.int64)[:, None] * depth
@@ -88,9 +86,7 @@ def _down_kernel(
         acc = tl.dot(a, w, acc)
     if HAS_BIAS:
         acc += tl.load(bias + expert * width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
-    acc *= tl.load(pair_weights + pairs, mask=exists, other=0.0)[:, None]
-    at = parts + pairs.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & in_n[None, :])
+    _keep_part(acc, pair_weights, parts, pairs, exists, n, width)
 
 
 def pack(stack: ExpertStack) -> ExpertStack:

@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
-from engine.kernels.triton.few_experts import ACTIVATIONS, _gated
-from engine.kernels.triton.sorted_pairs import SortedPairs, _tile_rows
+from engine.kernels.triton.few_experts import ACTIVATIONS
+from engine.kernels.triton.sorted_pairs import SortedPairs, _keep_gated, _keep_part, _tile_rows
 
 if TYPE_CHECKING:
     from engine.quant.expert_stack import ExpertStack
@@ -60,13 +60,12 @@ def _grouped_gate_up_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    blocks = tl.cdiv(width, BLOCK_N)
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    expert, rows, exists, _ = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    expert, rows, exists, _, first_n = _tile_rows(
+        width, order, counts, starts, tile_ends, num_experts, BLOCK_M, BLOCK_N, STEPS
+    )
     if expert >= num_experts:
         return
     first_m = tl.min(rows, axis=0)
-    first_n = block * BLOCK_N
     both = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         side = tl.reshape(matrices.load([expert, 0, first_n, start]), [2 * BLOCK_N, BLOCK_K])
@@ -77,8 +76,7 @@ def _grouped_gate_up_kernel(
     if HAS_BIAS:
         gate += tl.load(bias + expert * 2 * width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + expert * 2 * width + width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
-    value = _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty)
-    tl.store(inner + rows.to(tl.int64)[:, None] * width + n[None, :], value, mask=exists[:, None] & in_n[None, :])
+    _keep_gated(gate, up, inner, rows, exists, n, width, ACTIVATION)
 
 
 @triton.jit
@@ -91,13 +89,12 @@ def _grouped_down_kernel(
     if CHAINED:
         let_next_start()
         wait_for_last()
-    blocks = tl.cdiv(width, BLOCK_N)
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    expert, rows, exists, pairs, first_n = _tile_rows(
+        width, order, counts, starts, tile_ends, num_experts, BLOCK_M, BLOCK_N, STEPS
+    )
     if expert >= num_experts:
         return
     first_m = tl.min(rows, axis=0)
-    first_n = block * BLOCK_N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         side = tl.reshape(matrices.load([expert, first_n, start]), [BLOCK_N, BLOCK_K])
@@ -106,9 +103,7 @@ def _grouped_down_kernel(
     in_n = n < width
     if HAS_BIAS:
         acc += tl.load(bias + expert * width + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
-    acc *= tl.load(pair_weights + pairs, mask=exists, other=0.0)[:, None]
-    at = parts + pairs.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & in_n[None, :])
+    _keep_part(acc, pair_weights, parts, pairs, exists, n, width)
 
 
 def fits(x: torch.Tensor, gate_up: ExpertStack) -> bool:

@@ -22,7 +22,7 @@ from engine.kernels.triton.few_experts import ACTIVATIONS, _gated
 from engine.kernels.triton.quant_gemm import _numbers
 from engine.kernels.triton.quant_gemv import column_sums, form_of, words_of
 from engine.kernels.triton.quant_linear import takes
-from engine.kernels.triton.sorted_pairs import _tile_rows, sorted_pairs, summed
+from engine.kernels.triton.sorted_pairs import _keep_gated, _keep_part, _tile_rows, sorted_pairs, summed
 from engine.quant.expert_stack import ExpertStack
 
 FEW_COLUMNS, FEW_WORDS, FEW_WARPS = 4, 128, 2
@@ -162,13 +162,12 @@ def _gate_up_kernel(
     HAS_ROW_SCALES: tl.constexpr, HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(width, BLOCK_N)
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    expert, rows, exists, pairs, first_n = _tile_rows(
+        width, order, counts, starts, tile_ends, num_experts, BLOCK_M, BLOCK_N, STEPS
+    )
     if expert >= num_experts:
         return
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_n = n < width
+    n = first_n + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * 2 * width + tl.minimum(n, width - 1)
     x_rows = x + (pairs // CHOICES).to(tl.int64)[:, None] * depth
     nothing = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -183,9 +182,7 @@ def _gate_up_kernel(
     if HAS_BIAS:
         gate += tl.load(bias + row).to(tl.float32)[None, :]
         up += tl.load(bias + row + width).to(tl.float32)[None, :]
-    value = _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty)
-    at = inner + rows.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(at, value, mask=exists[:, None] & in_n[None, :])
+    _keep_gated(gate, up, inner, rows, exists, n, width, ACTIVATION)
 
 
 @triton.jit
@@ -196,13 +193,12 @@ def _down_kernel(
     HAS_ROW_SCALES: tl.constexpr, HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(width, BLOCK_N)
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    expert, rows, exists, pairs = _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M, STEPS)
+    expert, rows, exists, pairs, first_n = _tile_rows(
+        width, order, counts, starts, tile_ends, num_experts, BLOCK_M, BLOCK_N, STEPS
+    )
     if expert >= num_experts:
         return
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_n = n < width
+    n = first_n + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * width + tl.minimum(n, width - 1)
     # Rows beyond the last are read from the first, and not stored.
     a_rows = inner + tl.where(exists, rows, 0).to(tl.int64)[:, None] * depth
@@ -212,9 +208,7 @@ def _down_kernel(
     )  # fmt: skip
     if HAS_BIAS:
         acc += tl.load(bias + row).to(tl.float32)[None, :]
-    acc *= tl.load(pair_weights + pairs, mask=exists, other=0.0)[:, None]
-    at = parts + pairs.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & in_n[None, :])
+    _keep_part(acc, pair_weights, parts, pairs, exists, n, width)
 
 
 def experts(

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.chained import chains, launch, let_next_start, wait_for_last
+from engine.kernels.triton.few_experts import _gated
 
 BLOCK = 4096  # pairs that a program looks at together
 MAX_SEGMENTS = 16  # in which many pairs are counted and placed side by side
@@ -79,8 +80,16 @@ def _place_kernel(
 
 
 @triton.jit
-def _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.constexpr, STEPS: tl.constexpr):
-    """The expert of this tile (num_experts: none), its rows in sorted order, which exist, and their pairs."""
+def _tile_rows(
+    width, order, counts, starts, tile_ends, num_experts,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The expert of this program's tile (num_experts: none), its rows in sorted order, which exist, and their pairs.
+
+    And the first of its columns: a tile's columns follow one another in the grid.
+    """
+    blocks = tl.cdiv(width, BLOCK_N)
+    tile = tl.program_id(0) // blocks
     low = 0
     high = num_experts
     for _ in range(STEPS):
@@ -98,7 +107,23 @@ def _tile_rows(tile, order, counts, starts, tile_ends, num_experts, BLOCK_M: tl.
     exists = (local < count) & (expert < num_experts)
     rows = tl.load(starts + safe) + local
     pairs = tl.load(order + rows, mask=exists, other=0)
-    return expert, rows, exists, pairs
+    return expert, rows, exists, pairs, tl.program_id(0) % blocks * BLOCK_N
+
+
+@triton.jit
+def _keep_gated(gate, up, inner, rows, exists, n, width, ACTIVATION: tl.constexpr):
+    """A tile of what the down product reads, at its rows in sorted order."""
+    value = _gated(gate, up, ACTIVATION).to(inner.dtype.element_ty)
+    at = inner + rows.to(tl.int64)[:, None] * width + n[None, :]
+    tl.store(at, value, mask=exists[:, None] & (n < width)[None, :])
+
+
+@triton.jit
+def _keep_part(acc, pair_weights, parts, pairs, exists, n, width):
+    """A tile of what pairs add to their tokens, by their shares."""
+    acc *= tl.load(pair_weights + pairs, mask=exists, other=0.0)[:, None]
+    at = parts + pairs.to(tl.int64)[:, None] * width + n[None, :]
+    tl.store(at, acc.to(parts.dtype.element_ty), mask=exists[:, None] & (n < width)[None, :])
 
 
 @triton.jit
