@@ -50,15 +50,18 @@ def learn(
     shown_by: dict[str, str] = {}  # some inputs are those of two projections, and shown by each
     batch = batch_of(spec, windows_of(tokens, window_tokens(spec)), device, dtype, learning=True)
 
-    def passed(layer: int) -> None:
+    def passed() -> None:
+        """What the layer taught that was gone through last, if there was one."""
+        if current < 0:
+            return
         found = LayerInputs(
             {name: running.found() for name, running in samples.items()},
             {name: running.found() for name, running in outliers.items()},
-            best_scales(batch.kv_views[layer], kv) if kv else None,
+            best_scales(batch.kv_views[current], kv) if kv else None,
         )
         for kept in (samples, outliers, shown_by):
             kept.clear()
-        done(layer, found)
+        done(current, found)
 
     def watch(roles: list[str], layer: int, x: Tensor) -> None:
         nonlocal current
@@ -73,10 +76,6 @@ def learn(
         else:
             samples.setdefault(name, RunningSample(batch.num_tokens)).add(x)
 
-    def between() -> None:
-        if current >= 0:
-            passed(current)
-
-    model = streamed_model(spec, device, dtype, watch, progress, capabilities, between)
+    model = streamed_model(spec, device, dtype, watch, progress, capabilities, passed)
     model.forward(batch)
-    passed(current)
+    passed()
