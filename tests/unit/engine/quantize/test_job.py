@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from engine.spec import read_spec
 from engine.spec.kv_scales import LARGEST as LARGEST_CODE
 from engine.spec.model_spec import KvScheme
 from engine.spec.precision import WeightPrecision
+from tests.fakes.known_tokens import KnownTokens
 from tests.fakes.quantised_checkpoints import llama
 
 TOKENS = [7, 50, 3, 3, 91, 22, 8, 64, 12, 70] * 9
@@ -34,18 +34,9 @@ WRITTEN = [WeightPrecision.FP8, WeightPrecision.INT8, WeightPrecision.INT8_MIXED
 NEAR = {"fp8": 0.2, "int8": 0.03, "int8-mixed": 0.03, "int4": 0.4}
 
 
-class KnownTokens:
-    def encode(self, text: str) -> list[int]:
-        return TOKENS
-
-
 @pytest.fixture(autouse=True)
-def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens())
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens(TOKENS))
 
 
 def logits_of(path: Path) -> torch.Tensor:
@@ -170,7 +161,7 @@ def test_compensation_lowers_the_error_of_outputs_with_the_same_multipliers(kind
 def test_compare_measures_nothing_between_a_model_and_itself_and_something_else_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.quantize.quality.load_text", lambda spec: KnownTokens())
+    monkeypatch.setattr("engine.quantize.quality.load_text", lambda spec: KnownTokens(TOKENS))
     plain = llama(tmp_path / "plain")
     same = compare(plain, ("stored", "stored"), "text", "mine")
     assert (same.perplexity_change, same.agreement, same.mean_kl, same.tokens) == (0.0, 1.0, 0.0, len(TOKENS) - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,31 +17,12 @@ from engine.quantize.learning import LayerInputs, learn
 from engine.quantize.text_pass import batch_of, windows_of
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision
-from tests.fakes.quantised_checkpoints import llama
-
-TOKENS = [7, 50, 3, 3, 91, 22, 8, 64, 12, 70] * 20  # more than the small model can read at once
-
-
-class KnownTokens:
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokens
+from tests.fakes.known_tokens import TOKENS, KnownTokens
 
 
 @pytest.fixture(autouse=True)
-def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     monkeypatch.setattr(job_module, "load_text", lambda spec: KnownTokens(TOKENS))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama(tmp_path_factory.mktemp("small") / "plain")
 
 
 def quietly(stage: str, done: int, total: int) -> None:

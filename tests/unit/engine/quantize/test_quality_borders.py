@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from daemon.planning.quality import quality_line
 from engine.errors import InvalidParameter, StoreError
@@ -20,31 +19,13 @@ from engine.quantize.quality import compare, form_of
 from engine.quantize.quality import main as quality_main
 from engine.quantize.text_pass import window_tokens
 from engine.spec import read_spec
+from tests.fakes.known_tokens import TOKENS, KnownTokens
 from tests.fakes.quantised_checkpoints import llama
-
-TOKENS = [7, 50, 3, 3, 91, 22, 8, 64, 12, 70] * 20  # more than the small model can read at once
-
-
-class KnownTokens:
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokens
 
 
 @pytest.fixture(autouse=True)
-def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tokens_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     monkeypatch.setattr(quality_module, "load_text", lambda spec: KnownTokens(TOKENS))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama(tmp_path_factory.mktemp("small") / "plain")
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
