@@ -3,11 +3,13 @@
 Launching a model's kernels one by one takes the host longer than a device needs for a few hundred rows. A graph has a
 fixed number of sequences and of rows; which row is whose is an input. Rows that are left over belong to sequences of
 their own, which read and write the null page. Graphs are captured in idle time only: until then such steps run eagerly.
+Steps of more rows are captured where launching bounds them still, as with a model of many layers and small experts.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -27,6 +29,9 @@ log = logging.getLogger("bayard.engine")
 
 SEQUENCES = (2, 16, 64)  # of a graph, one of which at least is for rows left over
 EXTRA_ROWS = (8, 24, 64, 128, 192, 256)  # of a graph, beyond one a sequence
+MANY_ROWS = (384, 512, 768, 1024, 1536, 2048)  # the same, where the host takes longer than the device
+HOST_BOUND = 1.2  # a step may take so many times what launching it takes, to count as one the device waits for
+MEMORY_LEFT = 1 << 30  # bytes that large graphs leave to steps that run eagerly
 MOST_LOGITS = 96  # rows whose logits are wanted, or as many as there are sequences
 
 Array = TypeVar("Array", Ints, torch.Tensor)
@@ -43,13 +48,13 @@ class StepSize:
         return min(self.rows, max(MOST_LOGITS, self.sequences))
 
 
-SIZES = tuple(StepSize(count, count + extra) for count in SEQUENCES for extra in EXTRA_ROWS)
+SIZES = tuple(StepSize(count, count + extra) for count in SEQUENCES for extra in EXTRA_ROWS + MANY_ROWS)
 
 
 def size_for(tokens: int, sequences: int, logits: int) -> StepSize | None:
     """The smallest that such a step fits, with a sequence and a row or more left over. None: it is too large."""
     count = next((count for count in SEQUENCES if count > sequences), None)
-    extra = next((extra for extra in EXTRA_ROWS if extra >= tokens - sequences), None)
+    extra = next((extra for extra in EXTRA_ROWS + MANY_ROWS if extra >= tokens - sequences), None)
     if count is None or extra is None:
         return None
     size = StepSize(count, count + extra)
@@ -78,36 +83,43 @@ class StepGraphs:
         self._device = device
         self._max_blocks = max_blocks
         self._captured: dict[StepSize, _Captured] = {}
-        self._too_large: set[StepSize] = set()
+        self._left_out: set[StepSize] = set()  # no memory to capture them, or nothing to gain
         self._memory: object = None
 
     def forget(self) -> None:
         """Addresses baked into the graphs have changed."""
         self._captured.clear()
-        self._too_large.clear()
+        self._left_out.clear()
         self._memory = None
 
     def missing(self, max_running: int, max_tokens: int) -> StepSize | None:
         """The largest size that is not captured yet, of those that steps of so many requests and tokens can use."""
         most = next((count for count in SEQUENCES if count > max_running), SEQUENCES[-1])
-        extra = next((extra for extra in EXTRA_ROWS if extra >= max_tokens - 1), EXTRA_ROWS[-1])
+        extra = next((extra for extra in EXTRA_ROWS + MANY_ROWS if extra >= max_tokens - 1), MANY_ROWS[-1])
         within = self._max_blocks * self._layout.page_tokens  # which rows left over take for their context
         for size in reversed(SIZES):
             useful = size.sequences <= most and size.rows - size.sequences <= extra and size.rows <= within
-            if useful and size not in self._captured and size not in self._too_large:
+            if useful and size not in self._captured and size not in self._left_out:
                 return size
         return None
 
     def prepare(self, size: StepSize, pool: torch.Tensor, memory: object) -> None:
-        """Capture a size. Blocks: while it is captured. memory: of graphs that are never replayed beside these"""
+        """Capture a size if that gains anything. Blocks: while it is captured.
+
+        memory: of graphs that are never replayed beside these
+        """
         self._memory = self._memory or memory
         try:
-            self._captured[size] = self._capture(size, pool)
+            captured = self._capture(size, pool)
+            if captured is None:
+                self._left_out.add(size)
+            else:
+                self._captured[size] = captured
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             log.warning("graph_out_of_memory sequences=%d rows=%d %s", size.sequences, size.rows, error)
-            self._too_large.add(size)
+            self._left_out.add(size)
             self._device.release_unused()
 
     def captured(self, tokens: int, sequences: int, logits: int) -> StepSize | None:
@@ -154,7 +166,8 @@ class StepGraphs:
             own_table[:sequences] = table
             own_table[sequences:, : -(-left // self._layout.page_tokens)] = 0
 
-    def _capture(self, size: StepSize, pool: torch.Tensor) -> _Captured:
+    def _capture(self, size: StepSize, pool: torch.Tensor) -> _Captured | None:
+        """None: a large size that eager steps compute as fast, or that leaves them too little memory"""
         count = _Parts.count(size, len(self._layout.groups), self._max_blocks)
         host = self._device.pinned_ints(count)
         nothing = np.zeros(0, np.int32)
@@ -179,8 +192,21 @@ class StepGraphs:
             batch.token_ids = token_ids
             return self._step(batch, slots, pool)
 
+        many = size.rows - size.sequences > EXTRA_ROWS[-1]
+        if many and (not self._is_host_bound(run) or self._device.free_bytes() < MEMORY_LEFT):
+            return None
         graph, picked, self._memory = self._device.capture_graph(run, self._memory)
         return _Captured(graph, host, device, picked, self._device.mark(), batch)
+
+    def _is_host_bound(self, run: Callable[[], torch.Tensor]) -> bool:
+        """Whether an eager step takes hardly longer than launching it."""
+        run()  # kernels compile
+        self._device.synchronize()
+        began = time.perf_counter()
+        run()
+        launched_s = time.perf_counter() - began
+        self._device.synchronize()
+        return time.perf_counter() - began < HOST_BOUND * launched_s
 
     def _static_batch(self, size: StepSize, ints: torch.Tensor) -> tuple[ForwardBatch, torch.Tensor]:
         parts = _Parts(size, ints)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from engine.messages import Knobs, SamplingParams, Submit
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import StepArrays
-from engine.runner.step_graphs import MOST_LOGITS, SIZES, StepGraphs, StepSize, size_for
+from engine.runner.step_graphs import MEMORY_LEFT, MOST_LOGITS, SIZES, StepGraphs, StepSize, size_for
 from tests.fakes.engine_models import GraphDevice, HashModel, core_of
 from tests.fakes.engine_runs import HYBRID, PLAIN, greedy, prompt, run, tokens
 
@@ -30,7 +32,9 @@ def prepared(spec, device: GraphDevice, **more):
         (9, 1, 1, StepSize(2, 10)),
         (10, 1, 1, StepSize(2, 26)),
         (257, 1, 1, StepSize(2, 258)),
-        (258, 1, 1, None),
+        (258, 1, 1, StepSize(2, 386)),
+        (2049, 1, 1, StepSize(2, 2050)),
+        (2050, 1, 1, None),
         (40, 2, 2, StepSize(16, 80)),
         (75, 15, 75, StepSize(16, 80)),
         (126, 63, 126, None),  # more logits than a graph has
@@ -133,6 +137,38 @@ def test_sizes_fit_the_steps_that_can_be():
     core.runner.forget_graphs()
     assert graphs.captured(3, 1, 1) is None
     assert core.prepare(), "they are captured again"
+
+
+class BehindDevice(GraphDevice):
+    """Works `takes_s` longer than launching a step takes, and has so much memory free."""
+
+    def __init__(self, takes_s: float, free: int = 1 << 40) -> None:
+        super().__init__()
+        self._takes_s = takes_s
+        self._free = free
+
+    def synchronize(self) -> None:
+        if self._takes_s:
+            time.sleep(self._takes_s)
+
+    def free_bytes(self) -> int:
+        return self._free
+
+
+@pytest.mark.parametrize(
+    ("device", "largest"),
+    [(BehindDevice(0.0), 386), (BehindDevice(0.2), 258), (BehindDevice(0.0, MEMORY_LEFT - 1), 258)],
+    ids=["host bound", "device bound", "little memory"],
+)
+def test_many_rows_are_captured_where_that_gains_and_leaves_memory(device, largest):
+    core = prepared(PLAIN, device, knobs=Knobs(max_running=1, token_budget=384, prefill_chunk=384), max_context=400)
+    rows = [size.rows for size in core.runner.step_graphs._captured]
+    assert max(rows) == largest, "those up to 256 rows are captured in any case"
+    text = prompt(300, 3)
+    eager = run(core_of(PLAIN, large_pages=400), Submit("r", text, greedy(3)))
+    before = device.replays
+    assert tokens(run(core, Submit("r", text, greedy(3)))["r"]) == tokens(eager["r"])
+    assert device.replays - before == (3 if largest == 386 else 2), "the prompt's step is replayed if it was captured"
 
 
 def test_without_memory_for_a_graph_the_steps_run_eagerly():
