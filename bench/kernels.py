@@ -176,8 +176,9 @@ def _large_of(bench: Bench, rows: int, name: str, shape: Shape) -> None:
     for kind in bench.kinds:
         weight = bench.weight(plain, kind)
         weights = copies(weight)
-        took_us = bench.times(lambda w: quant_linear.linear(x, quant_linear.PackedLinear(w)), weights)
-        whole_us = bench.times(whole, weights)
+        took_us, whole_us = bench.in_turns(
+            lambda w: quant_linear.linear(x, quant_linear.PackedLinear(w)), whole, weights
+        )
         bench.show(
             "large",
             kind=kind,

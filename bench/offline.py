@@ -67,6 +67,19 @@ class OfflineEngine:
         return time.perf_counter() - begun, produced
 
 
+def run_lengths(count: int) -> tuple[list[int], list[int]]:
+    """Prompt and output tokens of a run's requests: those that the peers' runs have, whatever else is measured here.
+
+    Their lengths come from the generator that the prompts of their decode and prefill figures came from.
+    """
+    rng = random.Random(0)
+    before = [64, *[256] * (4 * sum((1, 8, 32, 64, 128, 256))), *[2048] * 3, *[8000] * 3]
+    for _ in range(sum(before)):
+        rng.randrange(LOW_ID, HIGH_ID)
+    inputs = [rng.randint(100, 1024) for _ in range(count)]
+    return inputs, [rng.randint(100, 1024) for _ in range(count)]
+
+
 def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: int) -> None:
     """Print the figures asked for."""
     rng = random.Random(0)
@@ -80,6 +93,8 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
         print(json.dumps({"model": Path(arguments.model).name, **figure}), flush=True)
 
     engine.run([prompt(64)] * 2, [8] * 2)
+    while arguments.idle_first and engine.core.prepare():
+        pass
     short, long = arguments.outputs
     if "latency" in arguments.do:
         for batch in arguments.batches:
@@ -115,8 +130,7 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
             show(fig="profile", of="prefill", tokens=tokens, **parts)
     if "throughput" in arguments.do:
         count = arguments.nreq
-        inputs = [rng.randint(100, 1024) for _ in range(count)]
-        outputs = [rng.randint(100, 1024) for _ in range(count)]
+        inputs, outputs = run_lengths(count)
         if arguments.longin:
             inputs, outputs = [arguments.longin] * count, [arguments.longout] * count
         seconds, produced = engine.run([prompt(tokens) for tokens in inputs], outputs)
@@ -189,6 +203,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--kv-bytes", default=0, type=int, help="the same in bytes")
     add("--sampling", default={}, type=json.loads, help="JSON: temperature, top_p, penalties ...; greedy without")
     add("--max-running", default=256, type=int)
+    add("--idle-first", action="store_true", help="measure what has been idle: all that a worker captures then")
     add("--budget", default=8192, type=int, help="tokens a step")
     add("--batches", default=[1, 8, 32, 64, 128, 256], type=numbers)
     add("--prompt", default=256, type=int, help="prompt tokens of the decode figures")
