@@ -15,6 +15,7 @@ from torch import Tensor
 from bench.kernel_timing import copies_for, microseconds
 from engine.kernels.triton.coded import CodedWeight, coded
 from engine.kernels.triton.quant_gemm import dequantised
+from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import encode
 
 Item = TypeVar("Item")
@@ -47,8 +48,10 @@ class Bench:
         return torch.empty(shape, device=self.device).normal_(0.0, spread).to(self.dtype)
 
     def weight(self, plain: Tensor, kind: str) -> CodedWeight:
-        """As loading with another precision makes it; kind_group for another group than is usual."""
+        """As loading with another precision makes it; kind_group for another group than is usual, or for blocks."""
         base, _, group = kind.partition("_")
+        if group == "blocks":
+            return coded(in_blocks(plain))
         if group.isdecimal():
             return coded(encode(plain, base, int(group)))
         return coded(encode(plain, kind, asymmetric=kind == "int4"))
@@ -99,6 +102,15 @@ def copies(weight: CodedWeight) -> list[CodedWeight]:
 
 def plain_copies(weight: Tensor) -> list[Tensor]:
     return [weight, *(weight.clone() for _ in range(copies_for(weight.numel() * weight.element_size()) - 1))]
+
+
+def in_blocks(plain: Tensor, size: int = 128) -> CodedTensor:
+    """E4M3 with one multiplier for size x size numbers, as checkpoints have it."""
+    rows, depth = plain.shape
+    blocks = plain.float().view(rows // size, size, depth // size, size)
+    scales = blocks.abs().amax(dim=(1, 3)) / 448.0
+    codes = (blocks / scales[:, None, :, None]).view(rows, depth).to(torch.float8_e4m3fn).view(torch.uint8)
+    return CodedTensor("fp8", (rows, depth), codes, scales.repeat_interleave(size, dim=0))
 
 
 def truth(x: Tensor, weight: CodedWeight) -> Tensor:

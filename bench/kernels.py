@@ -32,7 +32,7 @@ from bench.kernels_mixed import mixed
 from bench.kernels_sampling import sampling
 from bench.provenance import provenance
 from engine.kernels.triton import fp8_rows, quant_dots, quant_linear
-from engine.kernels.triton.coded import CodedWeight
+from engine.kernels.triton.coded import SQUARE, CodedWeight
 from engine.kernels.triton.coded_rows import linear_fp4, linear_fp8, linear_int8
 from engine.kernels.triton.few_rows import KERNELS, few_rows, of_fine
 from engine.kernels.triton.fp4_native import NATIVE_ROWS, to_e4m3
@@ -196,14 +196,15 @@ def native(bench: Bench, rows: int) -> None:
     for name, full in LLAMA.items():
         for kind in ("fp8", "int8"):
             _native_of(bench, rows, name, bench.shape(full), kind)
-        _native_groups_of(bench, rows, name, bench.shape(full), "fp8_128")
+        if all(size % SQUARE == 0 for size in bench.shape(full)):
+            _native_groups_of(bench, rows, name, bench.shape(full), "fp8_blocks")
         if rows >= NATIVE_ROWS:
             _native_groups_of(bench, rows, name, bench.shape(full), "fp4_mx")
 
 
 def _native_groups_of(bench: Bench, rows: int, name: str, shape: Shape, kind: str) -> None:
-    """Four-bit floats made E4M3 for the library's product; E4M3 in groups."""
-    run = linear_fp8 if kind == "fp8_128" else linear_fp4
+    """Four-bit floats made E4M3 for the library's product; E4M3 in blocks of 128 x 128."""
+    run = linear_fp8 if kind == "fp8_blocks" else linear_fp4
     depth, columns = shape
     plain, x = bench.normal(columns, depth, spread=0.02), bench.normal(rows, depth)
     base_us = bench.times(lambda weight: F.linear(x, weight), [plain])

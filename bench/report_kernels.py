@@ -10,7 +10,12 @@ from engine.errors import ConfigError
 Line = dict[str, Any]
 Rows = list[list[str]]
 
-KINDS = {"fp8_128": "fp8 (groups of 128)", "fp4_nv": "fp4 (NVFP4)", "fp4_mx": "fp4 (MXFP4)"}
+KINDS = {
+    "fp8_128": "fp8 (groups of 128)",
+    "fp8_blocks": "fp8 (blocks of 128)",
+    "fp4_nv": "fp4 (NVFP4)",
+    "fp4_mx": "fp4 (MXFP4)",
+}
 NOT_SHOWN = ("refused",)  # tiles that did not fit the device, of a sweep
 
 

@@ -25,11 +25,15 @@ from engine.quant.quant_tensor import QuantTensor
 CODES = ("fp8", "int8", "int4", "fp4")
 HALF_BYTES = ("int4", "fp4")
 BLOCK = 32  # of half-byte codes
+SQUARE = 128  # rows and columns of a block of E4M3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight:
-    """Shapes: scales [N, G], G groups a row; row_scales [N]; zeros [N, G]; outlier_weights [N, k]"""
+    """Shapes: scales [N, G], G groups a row; row_scales [N]; zeros [N, G]; outlier_weights [N, k]
+
+    block_scales [N/128, K/128]
+    """
 
     code: str
     shape: tuple[int, int]  # (N, K) in numbers
@@ -44,6 +48,7 @@ class CodedWeight:
     outlier_threshold: float = OUTLIER_SIZE
     apart: int = BLOCK // 2  # numbers between a byte's low one and its high one
     small: bool = False  # no multiplier of E8M0 is above 2
+    block_scales: Tensor | None = None  # float32, of E4M3: the scales, where blocks of 128 x 128 share each
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
@@ -93,8 +98,16 @@ def coded(weight: CodedTensor | QuantTensor, *, blocks: bool = False) -> CodedWe
         scales = _narrow(scales).repeat_interleave(repeats, dim=1)
         zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
     pairs = paired(scales, zeros)
-    more = columns, kept, threshold, apart, _is_small(scales, scale_code)
+    more = columns, kept, threshold, apart, _is_small(scales, scale_code), _of_blocks(weight)
     return CodedWeight(code, weight.shape, codes, scales, scale_code, zeros, weight.row_scales, pairs, *more)
+
+
+def _of_blocks(weight: CodedTensor) -> Tensor | None:
+    rows, groups = weight.scales.shape
+    if weight.kind != "fp8" or weight.group != SQUARE or rows % SQUARE:
+        return None
+    blocks = weight.scales.view(rows // SQUARE, SQUARE, groups)
+    return blocks[:, 0].to(torch.float32).contiguous() if bool((blocks == blocks[:, :1]).all()) else None
 
 
 def _is_small(scales: Tensor, scale_code: str) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.registry import CodedInput
-from engine.kernels.triton import fp4_native, fp8_rows, quant_dots
+from engine.kernels.triton import fp4_native, fp8_rows, library_blocks, quant_dots
 from engine.kernels.triton.few_codes import Fine
 from engine.kernels.triton.few_rows import MAX_ROWS, of_fine
 from engine.kernels.triton.fine_rows import FineForm
@@ -32,7 +32,7 @@ from engine.kernels.triton.scaled_gemm import scaled_gemm
 GATES = {"silu": SILU, "gelu_tanh": GELU}
 MAX_WIDTH = 32768  # one program holds a row, of a gate two of them
 FP8_GROUP = 128  # of weights in blocks
-BLOCK_ROWS = 2048  # beyond, decoding a weight with multipliers of blocks for the plain product takes less than its own
+BLOCK_ROWS = 2048  # beyond, decoding a weight with multipliers of groups for the plain product takes less than its own
 
 
 class Form(StrEnum):
@@ -70,8 +70,9 @@ def takes_fp8(packed: PackedLinear) -> bool:
 
 
 def form_fp8(count: int, packed: PackedLinear) -> Form:
-    in_blocks = packed.weight.scales.shape[1] > 1
-    numbers = count <= fp8_rows.MAX_ROWS or (in_blocks and count > BLOCK_ROWS)
+    in_groups = packed.weight.scales.shape[1] > 1
+    decodes = in_groups and count > BLOCK_ROWS and not library_blocks.fits(packed.weight)
+    numbers = count <= fp8_rows.MAX_ROWS or decodes
     return Form.NUMBERS if numbers else Form.CODES
 
 
@@ -145,6 +146,8 @@ class EightBits:
         rows = made.rows
         if weight.code == "fp4":
             return product_fp8(rows, *fp4_native.to_e4m3(weight), made.dtype, bias)
+        if library_blocks.fits(weight) and rows.codes.shape[0] >= library_blocks.FROM_ROWS:
+            return library_blocks.product(rows, weight, made.dtype, bias)
         if weight.code == "fp8":
             return product_fp8(rows, weight.codes.view(torch.float8_e4m3fn), weight.scales, made.dtype, bias)
         kept = packed.beside if rows.outliers is not None else None

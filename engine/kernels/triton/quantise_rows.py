@@ -22,15 +22,18 @@ from engine.kernels.triton.fine_rows import CHUNK, FineForm, FineRows
 
 PLAIN, NORM, ADD_NORM, SILU, GELU = 0, 1, 2, 3, 4
 OUTLIER_THRESHOLD = 6.0  # of an activation's size
+WHOLE_ROWS = 16  # of which a library wants whole ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantRows:
-    """Activations as codes. Shapes: codes [M, K], int8 or E4M3; scales [M, 1]; outliers [M, k padded]"""
+    """Activations as codes. Shapes: codes [M, K], int8 or E4M3; scales [M, 1] or [M, G]; outliers [M, k padded]"""
 
     codes: torch.Tensor
     scales: torch.Tensor
     outliers: torch.Tensor | None = None
+    whole: tuple[torch.Tensor, torch.Tensor] | None = None  # of groups: codes and scales with rows behind that mean
+    # nothing, so that there are a multiple of WHOLE_ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,11 +95,15 @@ def _multiplier(largest, LIMIT: tl.constexpr, POWER: tl.constexpr):
 
 @triton.jit
 def _quantise_kernel(
-    x, residual, weight, codes, scales, residual_out, marks, columns, outliers, misses, width, eps, threshold,
+    x, residual, weight, codes, scales, residual_out, marks, columns, outliers, misses, width, group_stride, eps,
+    threshold,
     MODE: tl.constexpr, WHOLE: tl.constexpr, NUM_OUTLIERS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
     HARDWARE: tl.constexpr, GROUP: tl.constexpr, FINE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """TYPE: of the values, as they would have been written without codes. FINE: as fine_rows.py has rows of bytes"""
+    """TYPE: of the values, as they would have been written without codes. FINE: as fine_rows.py has rows of bytes
+
+    group_stride: from a group's scales to the next one's
+    """
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     mask = lanes < width
@@ -167,7 +174,7 @@ def _quantise_kernel(
         largest = largest_size(grouped, 1)
         scale = _multiplier(largest, LIMIT, not WHOLE)
         group = tl.arange(0, BLOCK // GROUP)
-        tl.store(scales + row * (width // GROUP) + group, scale, mask=group < width // GROUP)
+        tl.store(scales + row + group.to(tl.int64) * group_stride, scale, mask=group < width // GROUP)
         quotient = tl.reshape(grouped / scale[:, None], [BLOCK])
     if WHOLE:
         # Adding and taking away three halves of 2 ** 23 rounds to the nearest even whole number.
@@ -207,11 +214,18 @@ def quantise_rows(
     Mutates: kept.misses
     """
     count, width = x.shape[0], x.shape[1] // (2 if mode >= SILU else 1)
-    codes = torch.empty(count, width, dtype=torch.int8 if code == "int8" else torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(count, width // group if group else 1, dtype=torch.float32, device=x.device)
+    room = -(-count // WHOLE_ROWS) * WHOLE_ROWS if group else count
+    codes = torch.empty(room, width, dtype=torch.int8 if code == "int8" else torch.float8_e4m3fn, device=x.device)
+    whole = None
+    if group:  # all rows' scales of a group lie together, as products read them
+        scales = torch.empty(width // group, room, dtype=torch.float32, device=x.device).T
+        whole = codes, scales
+        codes, scales = codes[:count], scales[:count]
+    else:
+        scales = torch.empty(count, 1, dtype=torch.float32, device=x.device)
     written = codes.view(torch.uint8)
     outliers, total = _quantise(x, written, scales, mode, weight, eps, residual, kept, group, whole=code == "int8")
-    return QuantRows(codes, scales, outliers), total
+    return QuantRows(codes, scales, outliers, whole), total
 
 
 def fine_int8(
@@ -252,7 +266,7 @@ def _quantise(
             x if total is None else total,
             x if kept is None else kept.is_outlier, x if kept is None else kept.columns,
             x if outliers is None else outliers, x if kept is None else kept.misses,
-            width, eps, 0.0 if kept is None else kept.threshold,
+            width, scales.stride(1) if group else 1, eps, 0.0 if kept is None else kept.threshold,
             mode, whole, 0 if kept is None else kept.columns.shape[0], block, _TYPES[x.dtype],
             converts_fp8(x.device), group, fine, chains(x.device),
             num_warps=min(16, max(1, block // 512)), **launch(x.device),

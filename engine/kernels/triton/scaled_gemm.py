@@ -24,6 +24,7 @@ except ImportError:  # a Triton without the means: usual_tiles asks for it nowhe
 @triton.jit
 def _scaled_gemm_kernel(
     a, w, a_scales, w_scales, a_outliers, w_outliers, bias, out, parts, locks, rows, columns, depth, undivided,
+    a_row, a_block, w_row, w_block,
     WHOLE: tl.constexpr, BLOCKS: tl.constexpr, NUM_OUTLIERS: tl.constexpr, HAS_BIAS: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_O: tl.constexpr, GROUP_M: tl.constexpr, SPLITS: tl.constexpr, DESCRIBED: tl.constexpr,
@@ -33,6 +34,7 @@ def _scaled_gemm_kernel(
 
     undivided: tiles that one program does; the K of those after them is shared out among SPLITS programs each.
     TURNED: a is the weight: its rows are the output's columns, and have the bias
+    a_row, a_block, w_row, w_block: from a row's scale of blocks to the next row's, and to the next block's
 
     DESCRIBED: a and w are descriptors of tiles, [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside is 0
     """
@@ -83,8 +85,8 @@ def _scaled_gemm_kernel(
             counts = tl.dot(a_tile, w_tile, counts, out_dtype=tl.int32)
         elif BLOCKS:
             part = tl.dot(a_tile, w_tile, out_dtype=tl.float32)
-            a_scale = tl.load(a_scales + safe_m * blocks + block).to(tl.float32)
-            w_scale = tl.load(w_scales + safe_n * blocks + block).to(tl.float32)
+            a_scale = tl.load(a_scales + safe_m * a_row + block * a_block).to(tl.float32)
+            w_scale = tl.load(w_scales + safe_n * w_row + block * w_block).to(tl.float32)
             total += part * (a_scale[:, None] * w_scale[None, :])
         else:
             total = tl.dot(a_tile, w_tile, total, out_dtype=tl.float32)
@@ -177,12 +179,14 @@ def scaled_gemm(
     if parted:
         kind = torch.int32 if a.dtype == torch.int8 else torch.float32
         parts = torch.empty(parted * splits * tiles.block_m * tiles.block_n, dtype=kind, device=a.device)
+    strides = (*a_scales.stride(), *w_scales.stride()) if blocks else (1, 1, 1, 1)
     a_tiles = TensorDescriptor.from_tensor(a, [tiles.block_m, block_k]) if described else a
     w_tiles = TensorDescriptor.from_tensor(w, [tiles.block_n, block_k]) if described else w
     _scaled_gemm_kernel[(undivided + parted * splits,)](
         a_tiles, w_tiles, a_scales, w_scales,
         a if a_outliers is None else a_outliers, a if w_outliers is None else w_outliers,
         a if bias is None else bias, out, parts, locks_of(a.device), rows, columns, depth, undivided,
+        *strides,
         a.dtype == torch.int8, blocks, kept, bias is not None, depth % block_k == 0,
         tiles.block_m, tiles.block_n, block_k, min(64, max(16, kept)), tiles.group_m, splits if parted else 1,
         described, tiles.turned, num_warps=tiles.warps, num_stages=tiles.stages,

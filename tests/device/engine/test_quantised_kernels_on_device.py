@@ -149,3 +149,24 @@ def test_gguf_blocks_in_pieces_are_multiplied_by_kernels_and_match_float64(kind:
         x = torch.randn(rows, depth, device="cuda").to(torch.bfloat16)
         error = relative(impl.run(x, packed, None), x.double() @ numbers.T)
         assert error < EXACT, (rows, error)
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(384, 1024), (256, 7168), (200, 1024), (256, 1152)])
+def test_square_blocks_match_float64_at_any_number_of_rows(columns: int, depth: int) -> None:
+    torch.manual_seed(columns)
+    codes = torch.randn(columns, depth, device="cuda").mul(60).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.rand(-(-columns // 128), depth // 128, device="cuda") * 0.01 + 0.001
+    weight = CodedTensor("fp8", (columns, depth), codes, scales.repeat_interleave(128, dim=0)[:columns])
+    query = OpQuery("cuda", "bfloat16", weight_kind="fp8", activation="fp8", capabilities=capabilities())
+    impl = select("linear", query)
+    assert impl.pack is not None
+    packed, numbers = impl.pack(weight), weight.dequantize().double()
+    bias = torch.randn(columns, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2500, depth, device="cuda", dtype=torch.bfloat16)
+    x[1] *= 1000
+    last = None
+    for rows in (3, 64, 65, 77, 96, 2500):
+        got = impl.run(x[:rows], packed, bias)
+        assert relative(got - bias, x[:rows].double() @ numbers.T) < ROUNDED, rows
+        assert last is None or relative(got[:1], last) < 5e-3, "a row is rounded alike in all of them"
+        last = got[:1].double()
