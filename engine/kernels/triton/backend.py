@@ -97,7 +97,9 @@ def implementations() -> Iterable[Implementation]:
     yield offer("newest_tokens", on_gpu, "tokens")
     yield offer("keep_tokens", on_gpu, "tokens")
     run, pack = (Deferred("engine.kernels.triton.gemv", name) for name in ("linear", "pack"))
-    yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, "few rows; else the library's")
+    padded = Deferred("engine.kernels.triton.padded_rows", "PADDED")
+    detail = "few rows; else the library's"
+    yield Implementation("linear", "triton", PRIORITY, for_plain_weights, run, pack, detail, codes=padded)
     quantised = (
         ("triton-codes", PRIORITY, for_codes, "quant_linear", "linear", "decoded in registers", "few_codes.CODES"),
         ("triton-fp8", PRIORITY + 1, for_fp8, "coded_rows", "linear_fp8", "fp8 activations", "coded_rows.FP8"),

@@ -97,10 +97,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     rows = x.shape[0]
     if 0 < rows <= MAX_ROWS:
         return gemv(x, weight, bias)
-    if rows >= PAD_FROM_ROWS and rows % PAD_ROWS and weight.shape[0] >= PAD_FROM_COLUMNS:
-        padded = F.pad(x, (0, 0, 0, -rows % PAD_ROWS))
-        return F.linear(padded, weight, bias)[:rows]
+    if pads(rows, weight):
+        return F.linear(F.pad(x, (0, 0, 0, -rows % PAD_ROWS)), weight, bias)[:rows]
     return F.linear(x, weight, bias)
+
+
+def pads(rows: int, weight: torch.Tensor) -> bool:
+    """Whether rows of zeros behind make the library's product faster."""
+    return rows >= PAD_FROM_ROWS and rows % PAD_ROWS != 0 and weight.shape[0] >= PAD_FROM_COLUMNS
 
 
 def pack(weight: torch.Tensor | QuantTensor) -> torch.Tensor:

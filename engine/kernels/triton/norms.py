@@ -65,11 +65,11 @@ def _gate_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr, C
     tl.store(out + row * width + columns, gated(gate, up, GELU).to(out.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Shapes: x [..., K], rows of one stride; weight [K] -> like x, contiguous"""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Shapes: x [..., K], rows of one stride; weight [K] -> like x, contiguous. Mutates: out, if there is one"""
     width = x.shape[-1]
     rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, width)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if rows.shape[0]:
         block = triton.next_power_of_2(width)
         _rms_norm_kernel[(rows.shape[0],)](
@@ -80,12 +80,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes: x, residual [T, K] contiguous; weight [K] -> (normed, new residual)"""
+    """Shapes: x, residual [T, K] contiguous; weight [K] -> (normed, new residual). Mutates: out, if there is one"""
     count, width = x.shape
     x, residual = x.contiguous(), residual.contiguous()
-    out, total = torch.empty_like(x), torch.empty_like(x)
+    out, total = torch.empty_like(x) if out is None else out, torch.empty_like(x)
     if count:
         block = triton.next_power_of_2(width)
         _add_rms_norm_kernel[(count,)](
@@ -95,20 +95,21 @@ def add_rms_norm(
     return out, total
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Shapes: gate_up [M, 2I] -> [M, I]"""
-    return _gate(gate_up, False)
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Shapes: gate_up [M, 2I] -> [M, I]. Mutates: out, if there is one"""
+    return _gate(gate_up, False, out)
 
 
-def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gelu by its tanh formula. Shapes: gate_up [M, 2I] -> [M, I]"""
-    return _gate(gate_up, True)
+def gelu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """gelu by its tanh formula. Shapes: gate_up [M, 2I] -> [M, I]. Mutates: out, if there is one"""
+    return _gate(gate_up, True, out)
 
 
-def _gate(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
+def _gate(gate_up: torch.Tensor, gelu: bool, out: torch.Tensor | None) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
+    if out is None:
+        out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
     if count:
         block = min(1024, triton.next_power_of_2(width))
         _gate_kernel[(count, triton.cdiv(width, block))](

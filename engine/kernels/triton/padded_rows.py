@@ -1,0 +1,52 @@
+"""Inputs of wide products with rows of zeros behind, written so by the norm before: no copy makes room for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.kernels.registry import CodedInput
+from engine.kernels.triton.gemv import PAD_ROWS, pads
+from engine.kernels.triton.norms import add_rms_norm, gelu_mul, rms_norm, silu_mul
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows:
+    """Shapes: numbers [M rounded up to PAD_ROWS, K]"""
+
+    numbers: torch.Tensor
+    rows: int  # M
+
+
+def norm(
+    x: torch.Tensor, residual: torch.Tensor | None, scale: torch.Tensor, eps: float, weight: torch.Tensor
+) -> tuple[PaddedRows, torch.Tensor | None]:
+    """Of the sum with a residual where there is one, and that sum. Shapes: x, residual [M, K]; scale [K]"""
+    rows, width = x.shape
+    numbers = x.new_empty(rows + -rows % PAD_ROWS, width)
+    numbers[rows:].zero_()
+    total = None
+    if residual is None:
+        rms_norm(x, scale, eps, numbers[:rows])
+    else:
+        _, total = add_rms_norm(x, residual, scale, eps, numbers[:rows])
+    return PaddedRows(numbers, rows), total
+
+
+def gate(gate_up: torch.Tensor, activation: str, weight: torch.Tensor) -> PaddedRows:
+    """Shapes: gate_up [M, 2K]"""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    numbers = gate_up.new_empty(rows + -rows % PAD_ROWS, width)
+    numbers[rows:].zero_()
+    (silu_mul if activation == "silu" else gelu_mul)(gate_up, numbers[:rows])
+    return PaddedRows(numbers, rows)
+
+
+def run(made: PaddedRows, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Shapes: weight [N, K] -> [M, N]"""
+    return F.linear(made.numbers, weight, bias)[: made.rows]
+
+
+PADDED = CodedInput(pads, norm, gate, run)
