@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.reference_experts import experts, gelu_mul, route
+from engine.kernels.reference_experts import CAPTURED_ROWS, experts, gelu_mul, route
 from engine.kernels.reference_sampling import choose_tokens, draw_tokens
 from engine.kernels.registry import Implementation, OpQuery
 from engine.kernels.scaled_cache import is_scaled, numbers_of, parts, rounded
@@ -304,7 +304,10 @@ def implementations() -> Iterable[Implementation]:
     plain = (rms_norm, add_rms_norm, rope, silu_mul, gelu_mul, route, kv_write, rope_kv_write, latent_write)
     attending = (paged_attention, paged_latent_attention, prompt_attention)
     for packing in (linear, embedding, experts):
-        yield Implementation(packing.__name__, "reference", 0, anything, packing, keep, "plain torch")
+        most = CAPTURED_ROWS if packing is experts else None
+        yield Implementation(
+            packing.__name__, "reference", 0, anything, packing, keep, "plain torch", captured_rows=most
+        )
     for run in (*plain, *attending, pick_greedy, choose_tokens, draw_tokens, newest_tokens, keep_tokens):
         asks = run in (paged_attention, paged_latent_attention)
         yield Implementation(run.__name__, "reference", 0, anything, run, None, "plain torch", asks)

@@ -117,6 +117,7 @@ class Implementation:
     detail: str = ""  # for people: instruction set, tile form
     asks_device: bool = False  # reads lengths on the host, so a step with it cannot be recorded and replayed
     codes: CodedInput | Deferred | None = None  # linear: select resolves it
+    captured_rows: int | None = None  # of more rows than these it asks the device; None: of any number it does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Ops:
         self.query = query
         self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
         self.asks_device = False  # some kernel reads lengths on the host
+        self.captured_rows: int | None = None  # some kernel does in a step of more rows
         self._on_reference: list[str] = []
         self.held: dict[str, str] = {}  # kinds that are held as another one -> that one
         self._few: dict[str, Callable[..., Any]] = {}
@@ -174,6 +175,8 @@ class Ops:
         if label not in self.kernels:
             self.kernels[label] = registry.why(op, query)
             self.asks_device |= impl.asks_device
+            if impl.captured_rows is not None:
+                self.captured_rows = min(self.captured_rows or impl.captured_rows, impl.captured_rows)
             if impl.name == "reference":
                 self._on_reference.append(label)
         return impl

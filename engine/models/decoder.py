@@ -78,6 +78,7 @@ class Decoder:
             self.ops.kernels["packed weights"] = checkpoint.packed.told
         self.kernels = self.ops.kernels
         self.replayable = spec.generates and not self.ops.asks_device
+        self.captured_rows = self.ops.captured_rows
         self.notes = self.ops.notes()
         self.recorded = RecordedStep(self) if can_record(self) else None  # a whole step in one call
 

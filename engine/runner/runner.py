@@ -82,7 +82,8 @@ class ModelRunner:
         if device.capabilities.graphs and getattr(model, "replayable", True):
             made = (self._forward_greedy, layout, kv_views, device, self.tables.max_blocks)
             self.graphs = DecodeGraphs(*made)
-            self.step_graphs = StepGraphs(self._forward_picked, *made[1:])
+            most = getattr(model, "captured_rows", None)
+            self.step_graphs = StepGraphs(self._forward_picked, *made[1:], most_rows=most)
             drawing = partial(draw_once, self._counts, self._draw_tokens, device)
             self._warm_up = WarmUp(model.forward, layout, kv_views, device, max_context_tokens, drawing)
             if self.adapters:  # graphs of their own, so that steps of the base alone cost what they did

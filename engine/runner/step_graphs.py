@@ -75,8 +75,19 @@ class StepGraphs:
     """Owner: the runner. step leaves a batch's logits where the runner finds them; it gives the largest's places."""
 
     def __init__(
-        self, step: Step, layout: PageLayout, kv_views: Sequence[torch.Tensor], device: Device, max_blocks: int
+        self,
+        step: Step,
+        layout: PageLayout,
+        kv_views: Sequence[torch.Tensor],
+        device: Device,
+        max_blocks: int,
+        *,
+        most_rows: int | None = None,
     ) -> None:
+        """most_rows: of a step that can be recorded."""
+        # Rows left over are one sequence, whose context is as long.
+        within = max_blocks * layout.page_tokens
+        self._most_rows = within if most_rows is None else min(within, most_rows)
         self._step = step
         self._layout = layout
         self._kv_views = kv_views
@@ -96,9 +107,8 @@ class StepGraphs:
         """The largest size that is not captured yet, of those that steps of so many requests and tokens can use."""
         most = next((count for count in SEQUENCES if count > max_running), SEQUENCES[-1])
         extra = next((extra for extra in EXTRA_ROWS + MANY_ROWS if extra >= max_tokens - 1), MANY_ROWS[-1])
-        within = self._max_blocks * self._layout.page_tokens  # which rows left over take for their context
         for size in reversed(SIZES):
-            useful = size.sequences <= most and size.rows - size.sequences <= extra and size.rows <= within
+            useful = size.sequences <= most and size.rows - size.sequences <= extra and size.rows <= self._most_rows
             if useful and size not in self._captured and size not in self._left_out:
                 return size
         return None

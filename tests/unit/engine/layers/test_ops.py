@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kernels.reference_experts import CAPTURED_ROWS
 from engine.kernels.registry import OPS, OpQuery
 from engine.layers.ops import Ops
 from engine.layers.weight import Weight, half_style_rows, kind_of, stack_rows, take_rows
+from engine.quant.encode import encode_mixed
+from engine.quant.expert_stack import ExpertStack
 from engine.quant.quant_tensor import QuantTensor
 
 QUERY = OpQuery("cpu", "float32", kv_dtype="float32", head_dim=16)
@@ -115,3 +118,8 @@ def test_only_kernels_that_ask_nothing_of_the_host_may_be_replayed() -> None:
     assert ops.latent_attention is not None
     assert not ops.asks_device
     assert Ops(replace(on_gpu, head_dim=512)).asks_device
+    assert ops.captured_rows is None
+    plain = encode_mixed(torch.randn(4 * 32, 32), torch.tensor([3]))  # which experts' kernels do not take
+    ops.experts(ExpertStack(plain, 4), ExpertStack(encode_mixed(torch.randn(4 * 32, 16), torch.tensor([1])), 4), "silu")
+    assert not ops.asks_device
+    assert ops.captured_rows == CAPTURED_ROWS, "plain torch looks at steps of more rows"

@@ -171,6 +171,33 @@ def test_many_rows_are_captured_where_that_gains_and_leaves_memory(device, large
     assert device.replays - before == (3 if largest == 386 else 2), "the prompt's step is replayed if it was captured"
 
 
+def test_steps_in_which_a_model_asks_the_device_are_not_captured():
+    """As of experts that plain torch computes, a question of which ends a capture and the worker."""
+
+    class Asking(HashModel):
+        captured_rows = 100
+
+        def forward(self, batch):
+            assert not recording[0] or len(batch.token_ids) <= 100, "a question while a graph is captured"
+            return super().forward(batch)
+
+    class Recording(GraphDevice):
+        def capture_graph(self, run, memory):
+            recording[0] = True
+            try:
+                return super().capture_graph(run, memory)
+            finally:
+                recording[0] = False
+
+    recording = [False]
+    knobs = Knobs(max_running=1, token_budget=600, prefill_chunk=600)
+    core = prepared(PLAIN, Recording(), model=Asking(PLAIN), knobs=knobs)
+    assert max(size.rows for size in core.runner.step_graphs._captured) == 66
+    text = prompt(300, 3)
+    eager = run(core_of(PLAIN, large_pages=400), Submit("r", text, greedy(3)))
+    assert tokens(run(core, Submit("r", text, greedy(3)))["r"]) == tokens(eager["r"])
+
+
 def test_without_memory_for_a_graph_the_steps_run_eagerly():
     class Full(GraphDevice):
         def capture_graph(self, run, memory):
