@@ -137,3 +137,18 @@ def test_inputs_and_tokens_go_through_pinned_memory() -> None:
     assert host.is_pinned()
     wait()
     assert host.tolist() == list(range(1000))
+
+
+def test_an_idle_engine_whose_experts_plain_torch_computes_captures_what_it_can(tmp_path: Path) -> None:
+    """Such experts ask the device in a large step, which would end a capture, and with it the worker."""
+    saved_model("qwen3_moe", tmp_path)
+    knobs = Knobs(max_running=16, token_budget=4096, prefill_chunk=2048, prefix_cache=False)
+    config = WorkerConfig(
+        "w", "tiny", str(tmp_path), "", device="cuda:0", dtype="bfloat16", kv_bytes=1 << 28, max_context_tokens=4096,
+        knobs=knobs, weights="int8-mixed",
+    )  # fmt: skip
+    built = build_engine(config, lambda stage, done, total: None)
+    assert any(op.startswith("experts") and why.startswith("reference") for op, why in built.kernels.items())
+    while built.core.prepare():
+        pass
+    assert [len(tokens) for tokens in written(built, [[5] * 700, [6] * 40], "r")] == [TOKENS, TOKENS]
