@@ -41,7 +41,7 @@ class Decoder:
     """Owner of the weights. forward is not re-entrant: one step at a time."""
 
     parts_of: type[Parts] = Parts
-    streams = False  # whether it holds one layer at a time, read again in each forward
+    streams = False  # whether it has one layer at a time: see StreamedLayers
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Decoder:
         self.layers = self.in_order(parts, _layer)
 
     def in_order(self, parts: Parts, make: Callable[[Parts, LayerSpec], LayerT]) -> Sequence[LayerT]:
-        """Every layer made, or one after the other as forward asks for them where the decoder streams."""
+        """Every layer made; where the decoder streams, each as it is held."""
 
         def made(layer: LayerSpec) -> LayerT:
             found = make(parts, layer)
@@ -160,7 +160,6 @@ class Decoder:
                 x = ops.rms_norm(x, layer.mlp_post_norm, eps)
             if scale != 1.0:
                 x = x * scale
-            del normed, entry  # not held while a layer that streams is made
         return x, residual
 
 

@@ -6,7 +6,7 @@ Source: GPTQ (ICLR'23), with the multipliers fixed before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,68 +20,85 @@ DAMPING = 0.01  # of the mean of the diagonal, so that inputs that never varied 
 SHRINKAGE = 0.3
 COLUMNS_AT_ONCE = 64
 
-# (column, its numbers [N, 1] as they are now) -> the numbers it will be read as [N, 1]
+# (column, its numbers [N] as they are now) -> the numbers it will be read as [N]
 Rounder = Callable[[int, Tensor], Tensor]
 
 
-def compensated_to(nearest: CodedTensor, matrix: Tensor, moments: Sequence[Tensor]) -> CodedTensor:
-    """Other codes with the same multipliers and zero points, whose outputs are nearer.
+@dataclass(frozen=True, slots=True)
+class Compensator:
+    """Which of some neighbouring columns is rounded after which, and what those make up for that are left.
+
+    Shapes: order [k] int64, the columns of the largest inputs first; inverse [k, k] float32, in that order
+    """
+
+    order: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, moments: Tensor) -> Compensator:
+        """Shapes: moments [k, k], the inputs' mean products"""
+        order = moments.diagonal().argsort(descending=True, stable=True)
+        return cls(order, _upper_of_inverse(moments, order))
+
+
+def compensated_to(nearest: CodedTensor, matrix: Tensor, compensators: Sequence[Compensator]) -> CodedTensor:
+    """Other codes with the same multipliers and zero points, whose outputs are nearer. Rows are independent.
 
     nearest: fp8 or int8 with a multiplier a row, or int4 with zero points
-    Shapes: matrix [N, K] float32; moments [k, k] each, of neighbouring columns, K in all
+    Shapes: matrix [N, K] float32; compensators of neighbouring columns, K in all
     """
-    group = nearest.group
-    scales = nearest.scales.to(torch.float32)
-    codes = torch.empty(nearest.shape, dtype=torch.uint8, device=matrix.device)
+    group, kind = nearest.group, nearest.kind
+    scales = nearest.scales.to(torch.float32).T.contiguous()
+    zeros = None if nearest.zeros is None else nearest.zeros.to(torch.float32).T.contiguous()
+    codes = torch.empty(nearest.shape[1], nearest.shape[0], dtype=torch.uint8, device=matrix.device)
 
-    def rounder(column: int, numbers: Tensor) -> Tensor:
-        scale = scales[:, column // group].unsqueeze(1)
-        if nearest.kind == "fp8":
-            found = (numbers / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-            codes[:, column] = found.view(torch.uint8)[:, 0]
-            return found.to(torch.float32) * scale
-        if nearest.kind == "int8":
-            whole = (numbers / scale).round().clamp(-127, 127)
-            codes[:, column] = whole.to(torch.int8).view(torch.uint8)[:, 0]
-            return whole * scale
-        assert nearest.zeros is not None
-        zero = nearest.zeros[:, column // group].unsqueeze(1).to(torch.float32)
-        whole = ((numbers / scale).round() + zero).clamp(0, 15)
-        codes[:, column] = whole.to(torch.uint8)[:, 0]
-        return (whole - zero) * scale
+    def rounded(first: int, place: int, numbers: Tensor) -> Tensor:
+        column = first + place
+        scale = scales[column // group]
+        found = numbers / scale
+        if kind == "fp8":
+            near = found.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+            codes[column] = near.view(torch.uint8)
+            return near.to(torch.float32).mul_(scale)
+        if kind == "int8":
+            whole = found.round_().clamp_(-127, 127)
+            codes[column].view(torch.int8).copy_(whole)
+            return whole.mul_(scale)
+        assert zeros is not None
+        zero = zeros[column // group]
+        whole = found.round_().add_(zero).clamp_(0, 15)
+        codes[column] = whole
+        return whole.sub_(zero).mul_(scale)
 
     first = 0
-    for part in moments:
-        compensated(matrix[:, first : first + len(part)], part, partial(_from, first, rounder))
-        first += len(part)
-    if nearest.kind == "int4":
-        return replace(nearest, codes=codes[:, 0::2] | (codes[:, 1::2] << 4))
-    return replace(nearest, codes=codes if nearest.kind == "fp8" else codes.view(torch.int8))
+    for part in compensators:
+        end = first + len(part.order)
+        compensated(matrix[:, first:end], part, partial(rounded, first))
+        first = end
+    if kind == "int4":
+        codes = codes[0::2] | (codes[1::2] << 4)
+    codes = codes.T.contiguous()
+    return replace(nearest, codes=codes.view(torch.int8) if kind == "int8" else codes)
 
 
-def _from(first: int, rounder: Rounder, column: int, numbers: Tensor) -> Tensor:
-    return rounder(first + column, numbers)
-
-
-def compensated(matrix: Tensor, moments: Tensor, rounder: Rounder) -> None:
+def compensated(matrix: Tensor, compensator: Compensator, rounder: Rounder) -> None:
     """Give each column to rounder as it is when its turn has come: those of the largest inputs first.
 
     So what costs most is rounded while most columns are left to make up for it.
-    Shapes: matrix [N, K] float32; moments [K, K], the inputs' mean products
+    Shapes: matrix [N, K] float32
     """
-    order = moments.diagonal().argsort(descending=True, stable=True)
-    places = order.tolist()
-    inverse = _upper_of_inverse(moments, order)
-    left = matrix[:, order]
-    columns = matrix.shape[1]
-    for start in range(0, columns, COLUMNS_AT_ONCE):
-        end = min(start + COLUMNS_AT_ONCE, columns)
-        part, errors = left[:, start:end].clone(), torch.empty_like(left[:, start:end])
-        for j in range(end - start):
-            column = part[:, j : j + 1]
-            errors[:, j] = (column - rounder(places[start + j], column))[:, 0] / inverse[start + j, start + j]
-            part[:, j + 1 :] -= errors[:, j : j + 1] * inverse[start + j, start + j + 1 : end]
-        left[:, end:] -= errors @ inverse[start:end, end:]
+    inverse, places = compensator.inverse, compensator.order.tolist()
+    own = inverse.diagonal().tolist()
+    left = matrix.T[compensator.order]  # columns as rows, which lie together
+    for start in range(0, len(left), COLUMNS_AT_ONCE):
+        part = left[start : start + COLUMNS_AT_ONCE]
+        end = start + len(part)
+        errors = torch.empty_like(part)
+        for j, column in enumerate(part):
+            torch.sub(column, rounder(places[start + j], column), out=errors[j])
+            errors[j] /= own[start + j]
+            part[j + 1 :] -= inverse[start + j, start + j + 1 : end].unsqueeze(1) * errors[j]
+        left[end:].addmm_(inverse[start:end, end:].T, errors, alpha=-1)
 
 
 def _upper_of_inverse(moments: Tensor, order: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Source: AWQ (MLSys'24) for the scaling; the weighing is that of importance matri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +21,17 @@ POWERS = tuple(step / 8 for step in range(9))
 CUTS = tuple(1.0 - 0.05 * step for step in range(8))
 SMALLEST = 1e-12
 SAMPLE_ROWS = 128
-TILE_NUMBERS = 1 << 22  # rounded at once: 16 MiB of each of its numbers on their way
+TILE_NUMBERS = {"cpu": 1 << 20}  # rounded at once: there 4 MiB of each of its numbers on their way
+DEVICE_TILE_NUMBERS = 1 << 22
 TOGETHER = 2048  # inputs whose products are kept; columns make up for others among so many
 
 
 @dataclass(frozen=True, slots=True)
 class InputSample:
-    """What was seen of one input. Shapes: rows [m, K], mean_size [K], moments [k, k] each, side by side; float32"""
+    """What was seen of one input, where it was seen.
+
+    Shapes: rows [m, K], mean_size [K], moments [k, k] each, side by side; float32
+    """
 
     rows: Tensor
     mean_size: Tensor
@@ -37,16 +41,13 @@ class InputSample:
     def mean_square(self) -> Tensor:
         return torch.cat([part.diagonal() for part in self.moments])
 
-    def scaled(self, scale: Tensor) -> InputSample:
-        """The same input divided by scale. Shapes: scale [K]"""
+    def divide(self, scale: Tensor) -> None:
+        """Make it the sample of the input divided by scale. Shapes: scale [K]. Mutates: itself"""
         scales: Sequence[Tensor] = scale.split_with_sizes([len(part) for part in self.moments])
-        parts = zip(self.moments, scales, strict=True)
-        moments = tuple(part / own.unsqueeze(0) / own.unsqueeze(1) for part, own in parts)
-        return InputSample(self.rows / scale, self.mean_size / scale, moments)
-
-    def to(self, device: torch.device) -> InputSample:
-        moments = tuple(part.to(device) for part in self.moments)
-        return InputSample(self.rows.to(device), self.mean_size.to(device), moments)
+        for part, own in zip(self.moments, scales, strict=True):
+            part.div_(own.unsqueeze(0)).div_(own.unsqueeze(1))
+        self.rows.div_(scale)
+        self.mean_size.div_(scale)
 
 
 class RunningSample:
@@ -69,17 +70,18 @@ class RunningSample:
         self._rows.append(wide[at.to(x.device)])
         self._seen += len(x)
         sizes = wide.abs().sum(dim=0)
-        moments = [part.T @ part for part in wide.split(TOGETHER, dim=1)]  # type: ignore[no-untyped-call]
+        parts: Sequence[Tensor] = wide.split(TOGETHER, dim=1)  # type: ignore[no-untyped-call]
         if self._sizes is None:
-            self._sizes, self._moments = sizes, moments
+            self._sizes, self._moments = sizes, [part.T @ part for part in parts]
             return
         self._sizes += sizes
-        for whole, part in zip(self._moments, moments, strict=True):
-            whole += part
+        for whole, part in zip(self._moments, parts, strict=True):
+            whole.addmm_(part.T, part)
 
     def found(self) -> InputSample:
+        """What was seen, which is the caller's then: nothing is seen afterwards."""
         assert self._sizes is not None
-        moments = tuple(part / self._seen for part in self._moments)
+        moments = tuple(part.div_(self._seen) for part in self._moments)
         return InputSample(torch.cat(self._rows), self._sizes / self._seen, moments)
 
 
@@ -90,23 +92,29 @@ def sample_of(x: Tensor, rows: int = SAMPLE_ROWS) -> InputSample:
     return running.found()
 
 
-def best_scale(matrices: Sequence[Tensor], sample: InputSample, group: int) -> Tensor:
+def best_scale(tiles: Iterable[Tensor], sample: InputSample, group: int) -> Tensor:
     """What to multiply the columns of matrices with one input by, so that their outputs change least.
 
-    Shapes: matrices [N, K] float32 -> [K] float32; ones where no scaling is better
+    tiles: some rows of the matrices after others, each let go of before the next is asked for
+    Shapes: tiles [n, K] float32 -> [K] float32; ones where no scaling is better
     """
     size = sample.mean_size.clamp_min(SMALLEST)
+    scales = [_balanced(size.pow(power)) for power in POWERS]
+    errors = [0.0] * len(scales)
+    for tile in tiles:
+        for index, scale in enumerate(scales):
+            lost = rounded_int4(tile * scale, group).dequantize().div_(scale).sub_(tile)
+            errors[index] += float((sample.rows @ lost.T).square_().sum())
+        del tile
     best, least = torch.ones_like(size), float("inf")
-    for power in POWERS:
-        scale = size.pow(power)
-        scale = (scale / (scale.amax() * scale.amin()).sqrt()).clamp(1e-4, 1e4)
-        error = 0.0
-        for matrix in matrices:
-            rounded = rounded_int4(matrix * scale, group).dequantize() / scale
-            error += float((sample.rows @ (matrix - rounded).T).square().sum())
+    for scale, error in zip(scales, errors, strict=True):
         if error < least:
             best, least = scale, error
     return best
+
+
+def _balanced(scale: Tensor) -> Tensor:
+    return (scale / (scale.amax() * scale.amin()).sqrt()).clamp(1e-4, 1e4)
 
 
 def rounded_int4(matrix: Tensor, group: int, weights: Tensor | None = None) -> CodedTensor:
@@ -114,9 +122,13 @@ def rounded_int4(matrix: Tensor, group: int, weights: Tensor | None = None) -> C
 
     Shapes: matrix [N, K] float32; weights [K], of squared errors of each column -> (N, K)
     """
-    step = max(1, TILE_NUMBERS // matrix.shape[1])
-    tiles = (matrix[at : at + step] for at in range(0, len(matrix), step))
+    tiles = matrix.split(tile_rows(matrix.shape[1], matrix.device))  # type: ignore[no-untyped-call]
     return stack_coded([_rounded_rows(tile, group, weights) for tile in tiles])
+
+
+def tile_rows(columns: int, device: torch.device) -> int:
+    """How many rows of a matrix are rounded at once."""
+    return max(1, TILE_NUMBERS.get(device.type, DEVICE_TILE_NUMBERS) // columns)
 
 
 def _rounded_rows(matrix: Tensor, group: int, weights: Tensor | None) -> CodedTensor:

@@ -111,11 +111,11 @@ def _write(
     write_beside(spec, partial, quantisation_config(job.precision, group, source.kept_modules(), job.kv))
     writer = _Writer(partial, len(spec.layers) + 2)
     rounding = LayerRounding(source, job.precision, group)
-    writer.write(0, lambda: {t.name: t.numbers for t in source.of_model(("embed",))})
+    writer.write(0, lambda: {t.name: t.numbers() for t in source.of_model(("embed",))})
     source.release()
 
     def tensors(index: int, inputs: LayerInputs | None) -> dict[str, Tensor]:
-        made = rounding.tensors(index, source.layer(spec.layers[index]), inputs)
+        made = rounding.tensors(index, inputs)
         if inputs is None or inputs.kv_scales is None:
             return made
         return made | stored_kv_scales(source.attention_module(index), inputs.kv_scales)
@@ -142,7 +142,7 @@ def _write(
         for layer in spec.layers:
             write_layer(layer.index, None)
     last = ("final_norm", "lm_head")
-    writer.write(len(spec.layers) + 1, lambda: {t.name: t.numbers for t in source.of_model(last)})
+    writer.write(len(spec.layers) + 1, lambda: {t.name: t.numbers() for t in source.of_model(last)})
     source.release()
     writer.finish((partial / "config.json").stat().st_mode)
 

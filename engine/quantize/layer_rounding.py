@@ -1,18 +1,17 @@
-"""One layer's tensors rounded: what is scaled with what, and which tensors are written."""
+"""One layer's tensors rounded, some rows at a time: what is scaled with what, and which tensors are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from engine.models.rounding import NO_OUTLIERS, input_of
-from engine.quant.coded_tensor import CodedTensor
+from engine.models.rounding import NO_OUTLIERS, OutlierSet, input_of
+from engine.quant.coded_tensor import CodedTensor, stack_coded
 from engine.quant.encode import encode, encode_fp8, encode_mixed
-from engine.quantize.compensation import compensated_to
-from engine.quantize.int4_search import best_scale, rounded_int4
+from engine.quantize.compensation import Compensator, compensated_to
+from engine.quantize.int4_search import InputSample, best_scale, rounded_int4, tile_rows
 from engine.quantize.learning import LayerInputs
 from engine.quantize.source import NamedTensor, Source
 from engine.quantize.stored_form import stored_parts
@@ -21,6 +20,43 @@ from engine.spec.model_spec import MlpKind
 from engine.spec.precision import WeightPrecision
 
 NORM_OF = {"attn_in": "attn_norm", "mlp_in": "mlp_norm"}
+UPS = ("mlp_up", "mlp_gate_up", "mlp_up_bias")  # what makes the inner width, in its last rows
+# Rows that columns are gone through of at once. On a host few: they stay in a core's cache, and are little memory.
+ROWS = {"cpu": 512}
+DEVICE_NUMBERS = 1 << 26  # of a matrix on an accelerator, where each column costs some launches
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a text taught of one input, as all that reads it needs it."""
+
+    mean_square: Tensor | None = None  # None: nothing
+    compensators: tuple[Compensator, ...] = ()
+    outliers: OutlierSet = NO_OUTLIERS
+
+    @classmethod
+    def of(cls, sample: InputSample) -> _Known:
+        return cls(sample.mean_square, tuple(Compensator.of(part) for part in sample.moments))
+
+
+@dataclass(slots=True)
+class _Scales:
+    """What columns are multiplied by, by input, and what makes those inputs is divided by. On the device"""
+
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    def apply(self, role: str, tile: Tensor, first: int, rows: int) -> Tensor:
+        """Shapes: tile [n, K], from the row first on of a matrix of so many rows. Mutates: tile"""
+        scale = self.columns.get(input_of(role))
+        if scale is not None:
+            tile.mul_(scale)
+        inner = self.columns.get("mlp_inner")
+        if inner is not None and role in UPS:
+            skipped = rows - len(inner) - first  # rows of this tile before those that are divided
+            divided = tile[max(0, skipped) :]
+            start = max(0, -skipped)
+            divided.div_(inner[start : start + len(divided)].unsqueeze(1))
+        return tile
 
 
 @dataclass(slots=True)
@@ -31,91 +67,98 @@ class LayerRounding:
     precision: WeightPrecision
     group: int  # of four-bit weights and of E4M3; 0: a row
 
-    def tensors(self, index: int, found: Iterator[NamedTensor], inputs: LayerInputs | None) -> dict[str, Tensor]:
-        """What is written for a layer. found: each is let go of before the next is read, where none needs another.
+    def tensors(self, index: int, inputs: LayerInputs | None) -> dict[str, Tensor]:
+        """What is written for a layer. Mutates: inputs, of which each is let go of after the last that reads it
 
         inputs: None where nothing was learnt
         """
-        scales: dict[str, Tensor] = {}
+        tensors = self.source.layer(self.source.spec.layers[index])
+        rounded = [tensor for tensor in tensors if tensor.rounded]
+        kept = {tensor.role: tensor.numbers() for tensor in tensors if not tensor.rounded}
+        scales = _Scales()
         if self.precision is WeightPrecision.INT4 and inputs is not None:
-            tensors = [(tensor.role, tensor.name, tensor.rounded, tensor.numbers) for tensor in found]
-            numbers = {role: of_role for role, _, _, of_role in tensors}
-            order = [(role, name, rounded) for role, name, rounded, _ in tensors]
-            del tensors
-            scales = self._fold_scales(index, numbers, [role for role, _, rounded in order if rounded], inputs)
-            found = (NamedTensor(role, name, numbers.pop(role), rounded) for role, name, rounded in order)
-        out: dict[str, Tensor] = {}
-        for tensor in found:
-            if not tensor.rounded:
-                out[tensor.name] = tensor.numbers.to("cpu").contiguous()
-                continue
-            coded = self._rounded(tensor.numbers, tensor.role, inputs, scales.get(input_of(tensor.role)))
-            module = tensor.name.removesuffix(".weight")
-            parts = stored_parts(coded.to("cpu"), tensor.numbers.to("cpu"))
-            out |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
-            del tensor  # or it would be held while the next is read
+            scales = self._searched(index, rounded, inputs)
+            self._fold(kept, scales)
+        out = {tensor.name: kept[tensor.role].contiguous() for tensor in tensors if not tensor.rounded}
+        # Those of one input one after the other, so that what is known of it is there once.
+        for name in dict.fromkeys(input_of(tensor.role) for tensor in rounded):
+            known = self._known(name, inputs, scales)
+            for tensor in rounded:
+                if input_of(tensor.role) == name:
+                    out |= self._stored(tensor, known, scales)
         return out
 
-    def _rounded(self, matrix: Tensor, role: str, inputs: LayerInputs | None, scale: Tensor | None) -> CodedTensor:
-        name = input_of(role)
+    def _known(self, name: str, inputs: LayerInputs | None, scales: _Scales) -> _Known:
+        if inputs is None:
+            return _Known()
         if self.precision is WeightPrecision.INT8_MIXED:
-            known = NO_OUTLIERS if inputs is None else inputs.outliers.get(name, NO_OUTLIERS)
-            return encode_mixed(matrix, known.columns.to(matrix.device), threshold=known.threshold)
-        sample = None if inputs is None else inputs.samples.get(name)
+            return _Known(outliers=inputs.outliers.get(name, NO_OUTLIERS))
+        sample = inputs.samples.pop(name, None)
         if sample is None:
-            return self._to_nearest(matrix, None)
-        sample = sample.to(matrix.device) if scale is None else sample.to(matrix.device).scaled(scale)
-        return compensated_to(self._to_nearest(matrix, sample.mean_square), matrix, sample.moments)
+            return _Known()
+        if name in scales.columns:
+            sample.divide(scales.columns[name])
+        return _Known.of(sample)
 
-    def _to_nearest(self, matrix: Tensor, weights: Tensor | None) -> CodedTensor:
+    def _stored(self, tensor: NamedTensor, known: _Known, scales: _Scales) -> dict[str, Tensor]:
+        """A matrix's tensors by name."""
+        rows, columns = tensor.shape
+        device = self.source.device
+        at_once = ROWS.get(device.type) or max(1, DEVICE_NUMBERS // columns)
+        coded, beside, first = [], [], 0
+        for tile in tensor.tiles(at_once, device):
+            scales.apply(tensor.role, tile, first, rows)
+            coded.append(self._rounded(tile, known).to("cpu"))
+            beside.append(tile[:, known.outliers.columns.to(device)].to("cpu"))
+            first += len(tile)
+            del tile  # or it would be held while the next is made
+        parts = stored_parts(stack_coded(coded), torch.cat(beside))
+        module = tensor.name.removesuffix(".weight")
+        return {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+
+    def _rounded(self, tile: Tensor, known: _Known) -> CodedTensor:
+        if self.precision is WeightPrecision.INT8_MIXED:
+            return encode_mixed(tile, known.outliers.columns.to(tile.device), threshold=known.outliers.threshold)
+        nearest = self._to_nearest(tile, known.mean_square)
+        return compensated_to(nearest, tile, known.compensators) if known.compensators else nearest
+
+    def _to_nearest(self, tile: Tensor, weights: Tensor | None) -> CodedTensor:
         if self.precision is WeightPrecision.INT4:
-            return rounded_int4(matrix, self.group or matrix.shape[1], weights)
+            return rounded_int4(tile, self.group or tile.shape[1], weights)
         if self.precision is WeightPrecision.FP8:
-            return encode_fp8(matrix, self.group or matrix.shape[1], weights)
-        return encode(matrix, str(self.precision))
+            return encode_fp8(tile, self.group or tile.shape[1], weights)
+        return encode(tile, str(self.precision))
 
-    def _fold_scales(
-        self, index: int, numbers: dict[str, Tensor], rounded: list[str], inputs: LayerInputs
-    ) -> dict[str, Tensor]:
-        """Multiply matrices' columns and divide what makes their inputs. Mutates: numbers. -> scales by input
-
-        rounded: roles
-        """
-        scales: dict[str, Tensor] = {}
+    def _searched(self, index: int, rounded: list[NamedTensor], inputs: LayerInputs) -> _Scales:
+        """The scales of all inputs that are made by something which can be divided."""
+        found = _Scales()
         for name, sample in inputs.samples.items():
-            readers = [role for role in rounded if input_of(role) == name]
-            if not readers or not self._can_fold(name, index, numbers):
+            readers = [tensor for tensor in rounded if input_of(tensor.role) == name]
+            if not readers or not self._can_fold(name, index, rounded):
                 continue
-            matrices = [numbers[role] for role in readers]
-            group = self.group or matrices[0].shape[1]
-            scale = best_scale(matrices, sample.to(matrices[0].device), group)
-            scales[name] = scale
-            del matrices
-            for role in readers:
-                numbers[role] = numbers[role] * scale
-            if name == "mlp_inner":
-                self._divide_up(numbers, scale)
-            else:
-                norm = NORM_OF[name]
-                below_one = 1.0 if self.source.family.hf_norms_below_one else 0.0
-                numbers[norm] = ((numbers[norm].float() + below_one) / scale.to("cpu") - below_one).to(torch.float32)
-                for router in (role for role in numbers if role == "router" and name == "mlp_in"):
-                    numbers[router] = (numbers[router].float() * scale.to("cpu")).to(numbers[router].dtype)
-        return scales
+            columns, device = readers[0].shape[1], self.source.device
+            tiles = (tile for tensor in readers for tile in tensor.tiles(tile_rows(columns, device), device))
+            found.columns[name] = best_scale(tiles, sample, self.group or columns)
+        return found
 
-    def _can_fold(self, name: str, index: int, numbers: dict[str, Tensor]) -> bool:
+    def _can_fold(self, name: str, index: int, rounded: list[NamedTensor]) -> bool:
         layer = self.source.spec.layers[index]
         if name in NORM_OF:
             return self.source.family.norms is not Norms.AFTER
         plain = layer.mlp.kind is MlpKind.DENSE and layer.mlp.activation in ("silu", "gelu_tanh")
-        return name == "mlp_inner" and plain and ("mlp_up" in numbers or "mlp_gate_up" in numbers)
+        return name == "mlp_inner" and plain and any(tensor.role in UPS for tensor in rounded)
 
-    def _divide_up(self, numbers: dict[str, Tensor], scale: Tensor) -> None:
-        """The rows that make the inner width, which the gate's function leaves linear."""
-        for role in ("mlp_up", "mlp_gate_up", "mlp_up_bias"):
-            if role not in numbers:
-                continue
-            rows = numbers[role].clone()
-            factor = scale if rows.dim() == 1 else scale.unsqueeze(1)
-            rows[-len(scale) :] /= factor.to(rows.device, rows.dtype)
-            numbers[role] = rows
+    def _fold(self, kept: dict[str, Tensor], scales: _Scales) -> None:
+        """Into what is not rounded. Mutates: kept, whose tensors stay as they are"""
+        below_one = 1.0 if self.source.family.hf_norms_below_one else 0.0
+        for name, on_device in scales.columns.items():
+            scale = on_device.to("cpu")
+            if name in NORM_OF:
+                norm = NORM_OF[name]
+                kept[norm] = (kept[norm].float() + below_one) / scale - below_one
+                if name == "mlp_in" and "router" in kept:
+                    kept["router"] = (kept["router"].float() * scale).to(kept["router"].dtype)
+            elif "mlp_up_bias" in kept:
+                bias = kept["mlp_up_bias"].clone()
+                bias[-len(scale) :] /= scale.to(bias.dtype)
+                kept["mlp_up_bias"] = bias

@@ -13,7 +13,7 @@ from engine.models.rounding import OutlierSet, input_of
 from engine.quantize.int4_search import InputSample, RunningSample
 from engine.quantize.kv_form import best_scales
 from engine.quantize.outliers import RunningOutliers
-from engine.quantize.text_pass import batch_of, streamed_model, window_tokens, windows_of
+from engine.quantize.text_pass import learning_steps, pass_through, window_tokens, windows_of
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision
 
@@ -39,43 +39,37 @@ def learn(
     *,
     kv: str = "",
 ) -> None:
-    """Run the text through the model, a layer held at a time; done(layer, inputs) is called in order.
+    """Run the text through the model, a layer held at a time; done(layer, inputs), who owns them then, in order.
 
     kv: the cache that multipliers are learnt for too; "": none
     Blocks: for one forward and all that done does
     """
-    current = -1
     samples: dict[str, RunningSample] = {}
     outliers: dict[str, RunningOutliers] = {}
     shown_by: dict[str, str] = {}  # some inputs are those of two projections, and shown by each
-    batch = batch_of(spec, windows_of(tokens, window_tokens(spec)), device, dtype, learning=True)
+    windows = windows_of(tokens, window_tokens(spec))
+    steps = learning_steps(spec, windows, device, dtype, whole_cache=bool(kv))
+    total = sum(step.num_tokens for step in steps)
 
-    def passed() -> None:
-        """What the layer taught that was gone through last, if there was one."""
-        if current < 0:
-            return
+    def passed(layer: int) -> None:
         found = LayerInputs(
             {name: running.found() for name, running in samples.items()},
             {name: running.found() for name, running in outliers.items()},
-            best_scales(batch.kv_views[current], kv) if kv else None,
+            best_scales(steps[0].kv_views[layer], kv) if kv else None,
         )
         for kept in (samples, outliers, shown_by):
             kept.clear()
-        done(current, found)
+        done(layer, found)
 
     def watch(roles: list[str], layer: int, x: Tensor) -> None:
-        nonlocal current
         if roles[0] == "router":
             return
-        current = layer
         name = input_of(roles[0])
         if precision is WeightPrecision.STORED or shown_by.setdefault(name, roles[0]) != roles[0]:
             return
         if precision is WeightPrecision.INT8_MIXED:
             outliers.setdefault(name, RunningOutliers()).add(x)
         else:
-            samples.setdefault(name, RunningSample(batch.num_tokens)).add(x)
+            samples.setdefault(name, RunningSample(total)).add(x)
 
-    model = streamed_model(spec, device, dtype, watch, progress, capabilities, passed)
-    model.forward(batch)
-    passed()
+    pass_through(spec, steps, device, dtype, watch, passed, progress, capabilities)

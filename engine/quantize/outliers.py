@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.models.checkpoint import Progress
 from engine.models.rounding import OutlierSet, input_of
-from engine.quantize.text_pass import batch_of, streamed_model, window_tokens, windows_of
+from engine.quantize.text_pass import learning_steps, pass_through, window_tokens, windows_of
 from engine.spec.model_spec import ModelSpec
 
 OUTLIER_COLUMNS = 128
@@ -44,8 +44,8 @@ def learn_outliers(
                 seen.setdefault(key, RunningOutliers()).add(x)
 
     windows = windows_of(tokens, window_tokens(spec))
-    model = streamed_model(spec, device, dtype, watch, progress, capabilities)
-    model.forward(batch_of(spec, windows, device, dtype, learning=True))
+    steps = learning_steps(spec, windows, device, dtype, whole_cache=False)
+    pass_through(spec, steps, device, dtype, watch, lambda layer: None, progress, capabilities)
     return {key: running.found(threshold) for key, running in seen.items()}
 
 

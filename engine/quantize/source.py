@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedFormat
-from engine.layers.weight import decoded, half_style_rows, take_rows
+from engine.layers.weight import Weight, decoded, half_style_rows, take_rows
 from engine.models.checkpoint import MappedCheckpoint, Progress, check_size
 from engine.models.gpt_oss import GptOssDecoder
 from engine.models.loading import BUILDERS
@@ -25,10 +25,29 @@ FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
+    """Read as it is asked for: what is there of it is a view of the file, or the file's bytes in another order."""
+
     role: str
     name: str
-    numbers: Tensor  # float32 where it will be rounded, else as it is to be stored
     rounded: bool
+    stored: Weight  # as a folder has its rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stored.shape)
+
+    def numbers(self) -> Tensor:
+        """As they are to be stored, of one that is not rounded; for reading alone."""
+        return self.stored if isinstance(self.stored, Tensor) else decoded(self.stored, torch.float16)
+
+    def tiles(self, rows: int, device: torch.device) -> Iterator[Tensor]:
+        """Of one that is rounded: float32, so many rows at a time, which are the caller's."""
+        for start in range(0, self.shape[0], rows):
+            tile = slice(start, start + rows)
+            if isinstance(self.stored, Tensor):
+                yield self.stored[tile].to(device=device, dtype=torch.float32, copy=True)
+            else:
+                yield self.stored.dequantize(tile).to(device)
 
 
 class Source:
@@ -50,9 +69,9 @@ class Source:
     def release(self) -> None:
         self._checkpoint.release()
 
-    def layer(self, layer: LayerSpec) -> Iterator[NamedTensor]:
-        """Every tensor of a layer, each read as it is asked for; the caller releases."""
-        return self._tensors(layer.index, layer)
+    def layer(self, layer: LayerSpec) -> list[NamedTensor]:
+        """Every tensor of a layer; the caller releases."""
+        return list(self._tensors(layer.index, layer))
 
     def attention_module(self, layer: int) -> str:
         """The name that a layer's attention has in a folder."""
@@ -86,28 +105,20 @@ class Source:
             name = self._name(role, of)
             rounded = index is not None and is_rounded(role) and name.endswith(".weight") and len(stored.shape) == 2
             rounded = rounded and not self._keeps_matrices
-            if rounded:
-                numbers = decoded(stored, torch.float32)
-            elif isinstance(stored, Tensor):
-                numbers = stored.view(self._checkpoint.table[role, of].shape)
-            else:
-                numbers = decoded(stored, torch.float16)
+            if isinstance(stored, Tensor) and not rounded:
+                stored = stored.view(self._checkpoint.table[role, of].shape)
             if self._from_gguf and layer is not None:
-                numbers = self._in_halves(role, numbers, layer)
-            yield NamedTensor(role, name, numbers.to(self.device) if rounded else numbers.clone(), rounded)
+                stored = self._in_halves(role, stored, layer)
+            yield NamedTensor(role, name, rounded, stored)
 
-    def _in_halves(self, role: str, numbers: Tensor, layer: LayerSpec) -> Tensor:
+    def _in_halves(self, role: str, stored: Weight, layer: LayerSpec) -> Weight:
         """Rows of rotated projections as folders have them."""
         attention = layer.attention
         heads = {"attn_q": attention.num_heads, "attn_k": attention.num_kv_heads}.get(role.removesuffix("_bias"))
         if heads is None or not self.family.gguf_interleaved or attention.rope is None:
-            return numbers
+            return stored
         order = half_style_rows(heads, attention.head_dim, attention.rope.rotary_dim)
-        if numbers.dim() == 1:
-            return numbers[order]
-        taken = take_rows(numbers, order)
-        assert isinstance(taken, Tensor)
-        return taken
+        return stored[order] if isinstance(stored, Tensor) and stored.dim() == 1 else take_rows(stored, order)
 
     def _name(self, role: str, layer: int | None) -> str:
         if not self._from_gguf:

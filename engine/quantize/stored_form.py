@@ -21,10 +21,10 @@ FORMATS = {
 }
 
 
-def stored_parts(weight: CodedTensor, original: Tensor) -> dict[str, Tensor]:
-    """Tensors by suffix. original: the numbers before rounding, for the columns that are kept in 16 bits beside
+def stored_parts(weight: CodedTensor, outlying: Tensor) -> dict[str, Tensor]:
+    """Tensors by suffix. outlying: columns before rounding, of those that are kept in 16 bits beside
 
-    Shapes: original [N, K]
+    Shapes: outlying [N, k]
     """
     if weight.kind == "fp8":
         return {"weight": weight.codes.view(torch.float8_e4m3fn), "weight_scale": weight.scales}
@@ -33,7 +33,7 @@ def stored_parts(weight: CodedTensor, original: Tensor) -> dict[str, Tensor]:
         if weight.outliers is not None and len(weight.outliers.columns):
             # Readers that know no outlier columns find those columns rounded like all others.
             at = weight.outliers.columns.to(torch.int64)
-            rounded = (original[:, at].to(torch.float32) / weight.scales).round().clamp(-127, 127).to(torch.int8)
+            rounded = (outlying / weight.scales).round().clamp(-127, 127).to(torch.int8)
             found["weight"] = weight.codes.index_copy(1, at, rounded)
             found["outlier_columns"] = weight.outliers.columns.to(torch.int32)
             found["outlier_weight"] = weight.outliers.weights

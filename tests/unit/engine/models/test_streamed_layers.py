@@ -1,4 +1,4 @@
-"""Layers made one after the other: none is held while the next is made, not by a loop either."""
+"""Layers made one after the other: none is there while the next is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def specs(count: int) -> list[LayerSpec]:
     return [cast(LayerSpec, SimpleNamespace(index=index)) for index in range(count)]
 
 
-def test_a_loop_holds_no_layer_while_the_next_is_made() -> None:
+def test_the_layer_that_is_held_is_all_there_is_and_goes_before_the_next_is_made() -> None:
     made: list[weakref.ref[Layer]] = []
 
     def make(spec: Any) -> Layer:
@@ -29,20 +29,11 @@ def test_a_loop_holds_no_layer_while_the_next_is_made() -> None:
         return layer
 
     layers = StreamedLayers(specs(4), make)
-    seen = []
-    for number, layer in enumerate(layers):
-        seen.append((number, layer.index))
-    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert list(layers) == []
+    for index in range(4):
+        layers.hold(index)
+        assert [layer.index for layer in layers] == [index]
     assert len(made) == 4
-
-
-def test_a_layer_asked_for_again_is_made_again_only_after_another() -> None:
-    made: list[int] = []
-
-    def make(spec: Any) -> Layer:
-        made.append(spec.index)
-        return Layer(spec.index)
-
-    layers = StreamedLayers(specs(3), make)
-    assert [layers[0].index, layers[0].index, layers[2].index, layers[0].index] == [0, 0, 2, 0]
-    assert made == [0, 2, 0]
+    layers.let_go()
+    assert len(layers) == 0
+    assert made[-1]() is None

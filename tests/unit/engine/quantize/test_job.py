@@ -14,7 +14,7 @@ from engine.models import load_model
 from engine.quant.encode import encode
 from engine.quantize import int4_search
 from engine.quantize import job as job_module
-from engine.quantize.compensation import compensated_to
+from engine.quantize.compensation import Compensator, compensated_to
 from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
 from engine.quantize.job import QuantizeJob, quantize
 from engine.quantize.kv_form import best_scales
@@ -152,7 +152,7 @@ def test_compensation_lowers_the_error_of_outputs_with_the_same_multipliers(kind
     x = torch.randn(600, 96, generator=draw) @ torch.randn(96, 96, generator=draw)
     weight = torch.randn(40, 96, generator=draw)
     nearest = rounded_int4(weight, 32) if kind == "int4" else encode(weight, kind)
-    better = compensated_to(nearest, weight, sample_of(x).moments)
+    better = compensated_to(nearest, weight, [Compensator.of(part) for part in sample_of(x).moments])
     errors = [float(((form.dequantize() - weight) @ x.T).norm()) for form in (nearest, better)]
     assert errors[1] < 0.85 * errors[0]
     assert torch.equal(better.scales, nearest.scales)
@@ -253,13 +253,18 @@ def test_columns_make_up_for_others_in_parts_where_there_are_many(monkeypatch: p
     parts = sample_of(x)
     assert [tuple(part.shape) for part in parts.moments] == [(64, 64), (32, 32)]
     assert torch.equal(parts.mean_square, whole.mean_square)
-    scale = torch.rand(96, generator=draw) + 0.5
-    assert torch.allclose(parts.scaled(scale).mean_square, whole.scaled(scale).mean_square)
-    nearest = encode(weight, "int8")
-    found = compensated_to(nearest, weight, parts.moments).dequantize()
-    for columns, moments in zip((slice(0, 64), slice(64, 96)), parts.moments, strict=True):
+    nearest, made_up = encode(weight, "int8"), [Compensator.of(part) for part in parts.moments]
+    found = compensated_to(nearest, weight, made_up).dequantize()
+    for columns, of_part in zip((slice(0, 64), slice(64, 96)), made_up, strict=True):
         part = replace(nearest, codes=nearest.codes[:, columns], shape=(24, columns.stop - columns.start))
-        alone = compensated_to(part, weight[:, columns], [moments]).dequantize()
+        alone = compensated_to(part, weight[:, columns], [of_part]).dequantize()
         assert torch.equal(found[:, columns], alone)
     errors = [float(((made - weight) @ x.T).norm()) for made in (nearest.dequantize(), found)]
     assert errors[1] < 0.8 * errors[0], errors
+    scale = torch.rand(96, generator=draw) + 0.5
+    wanted = sample_of(x / scale)
+    for divided in (whole, parts):
+        divided.divide(scale)
+        assert torch.allclose(divided.mean_square, wanted.mean_square, rtol=1e-4)
+        assert torch.allclose(divided.mean_size, wanted.mean_size, rtol=1e-4)
+        assert torch.allclose(divided.rows, wanted.rows)

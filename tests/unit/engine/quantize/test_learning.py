@@ -14,7 +14,7 @@ from engine.quantize import text_pass
 from engine.quantize.job import QuantizeJob, quantize
 from engine.quantize.kv_form import best_scales
 from engine.quantize.learning import LayerInputs, learn
-from engine.quantize.text_pass import batch_of, windows_of
+from engine.quantize.text_pass import batch_of, learning_steps, windows_of
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision
 from tests.fakes.known_tokens import TOKENS, KnownTokens
@@ -33,20 +33,28 @@ def quietly_reading(done: int, total: int) -> None:
     return None
 
 
-def test_learning_asks_for_no_logits_and_holds_one_layers_cache(plain: Path) -> None:
-    spec = read_spec(plain)
-    batches = [
-        batch_of(spec, windows_of(TOKENS, 128), torch.device("cpu"), torch.float32, learning=learning)
-        for learning in (False, True)
-    ]
-    model = load_model(spec, "cpu", torch.float32, quietly_reading)
-    logits = [model.forward(batch) for batch in batches]
-    assert [len(found) for found in logits] == [len(TOKENS), 0]
-    held = [
-        {view.untyped_storage().data_ptr(): view.untyped_storage().nbytes() for view in b.kv_views} for b in batches
-    ]
-    assert len(held[1]) == 1
-    assert sum(held[1].values()) <= 0.51 * sum(held[0].values())
+def test_learning_asks_for_no_logits_and_holds_one_layers_cache(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where the cache teaches nothing, that of one step."""
+    monkeypatch.setattr(text_pass, "STEP_TOKENS", 100)
+    spec, cpu, windows = read_spec(plain), torch.device("cpu"), windows_of(TOKENS, 50)
+    whole = batch_of(spec, windows, cpu, torch.float32)
+    held = [sum(view.untyped_storage().nbytes() for view in storages(whole.kv_views))]
+    for whole_cache in (True, False):
+        steps = learning_steps(spec, windows, cpu, torch.float32, whole_cache=whole_cache)
+        assert [step.num_tokens for step in steps] == [100, 100]
+        assert all(len(step.logit_rows) == 0 for step in steps)
+        views = storages([view for step in steps for view in step.kv_views])
+        assert len(views) == 1
+        held.append(sum(view.untyped_storage().nbytes() for view in views))
+        written = [set(step.groups[0].write_pages.tolist()) for step in steps]
+        assert written[0].isdisjoint(written[1]) == whole_cache
+    assert held[1] <= 0.51 * held[0]
+    assert held[2] < 0.7 * held[1]
+
+
+def storages(views: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A view of each memory."""
+    return list({view.untyped_storage().data_ptr(): view for view in views}.values())
 
 
 def test_multipliers_of_each_layers_cache_are_its_own(plain: Path, tmp_path: Path) -> None:
@@ -63,12 +71,13 @@ def test_multipliers_of_each_layers_cache_are_its_own(plain: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("precision", [WeightPrecision.INT4, WeightPrecision.INT8_MIXED])
-def test_what_is_learnt_in_pieces_is_what_is_learnt_at_once(
+def test_what_is_learnt_in_steps_is_what_is_learnt_at_once(
     precision: WeightPrecision, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[list[LayerInputs]] = []
-    for pieces in (1024, 48):
-        monkeypatch.setattr(text_pass, "PIECE_TOKENS", pieces)
+    monkeypatch.setattr(text_pass, "WINDOW_TOKENS", 48)
+    for step_tokens in (1024, 48):
+        monkeypatch.setattr(text_pass, "STEP_TOKENS", step_tokens)
         layers: dict[int, LayerInputs] = {}
         cpu = torch.device("cpu")
         learn(read_spec(plain), TOKENS, precision, cpu, torch.float32, layers.__setitem__, quietly_reading)
