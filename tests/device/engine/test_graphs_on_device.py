@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,8 @@ def test_inputs_and_tokens_go_through_pinned_memory() -> None:
 def test_an_idle_engine_whose_experts_plain_torch_computes_captures_what_it_can(tmp_path: Path) -> None:
     """Such experts ask the device in a large step, which would end a capture, and with it the worker."""
     saved_model("qwen3_moe", tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"max_position_embeddings": 4096}))
     knobs = Knobs(max_running=16, token_budget=4096, prefill_chunk=2048, prefix_cache=False)
     config = WorkerConfig(
         "w", "tiny", str(tmp_path), "", device="cuda:0", dtype="bfloat16", kv_bytes=1 << 28, max_context_tokens=4096,
