@@ -90,7 +90,10 @@ class Ops:
         kinds = kind_of(gate_up.weight), kind_of(down.weight)
         impl = self._for_experts(kinds, gate_up.num_experts, activation)
         assert impl.pack is not None
-        return ExpertKernels(self._plain("route"), impl.run, impl.pack(gate_up), impl.pack(down))
+        packed = impl.pack(gate_up), impl.pack(down)
+        for stack in packed:  # of which the kernel may leave one to plain torch
+            self._heed(getattr(stack, "captured_rows", None))
+        return ExpertKernels(self._plain("route"), impl.run, *packed)
 
     def experts_of_packed(self, kinds: tuple[str, str], gate_up: Any, down: Any, activation: str) -> ExpertKernels:
         """Experts whose matrices were packed before."""
@@ -163,6 +166,10 @@ class Ops:
 
         return both
 
+    def _heed(self, captured_rows: int | None) -> None:
+        if captured_rows is not None:
+            self.captured_rows = min(self.captured_rows or captured_rows, captured_rows)
+
     def _plain(self, op: str) -> Callable[..., Any]:
         return self._chosen(op, op, self.query).run
 
@@ -175,8 +182,7 @@ class Ops:
         if label not in self.kernels:
             self.kernels[label] = registry.why(op, query)
             self.asks_device |= impl.asks_device
-            if impl.captured_rows is not None:
-                self.captured_rows = min(self.captured_rows or impl.captured_rows, impl.captured_rows)
+            self._heed(impl.captured_rows)
             if impl.name == "reference":
                 self._on_reference.append(label)
         return impl

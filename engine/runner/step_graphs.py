@@ -23,6 +23,7 @@ from engine.devices import Device
 from engine.kv.layout import PageLayout
 from engine.runner.faults import is_out_of_memory
 from engine.runner.inputs import Ints, StepArrays
+from engine.runner.warm_up import FEW_IDS
 from engine.scheduler.request import PENDING
 
 log = logging.getLogger("bayard.engine")
@@ -30,7 +31,7 @@ log = logging.getLogger("bayard.engine")
 SEQUENCES = (2, 16, 64)  # of a graph, one of which at least is for rows left over
 EXTRA_ROWS = (8, 24, 64, 128, 192, 256)  # of a graph, beyond one a sequence
 MANY_ROWS = (384, 512, 768, 1024, 1536, 2048)  # the same, where the host takes longer than the device
-HOST_BOUND = 1.2  # a step may take so many times what launching it takes, to count as one the device waits for
+HOST_BOUND = 1.05  # a step may take so many times what launching it takes, to count as one the device waits for
 MEMORY_LEFT = 1 << 30  # bytes that large graphs leave to steps that run eagerly
 MOST_LOGITS = 96  # rows whose logits are wanted, or as many as there are sequences
 
@@ -203,6 +204,7 @@ class StepGraphs:
             return self._step(batch, slots, pool)
 
         many = size.rows - size.sequences > EXTRA_ROWS[-1]
+        token_ids.copy_(torch.arange(size.rows, device=token_ids.device) % FEW_IDS)  # experts share these
         if many and (not self._is_host_bound(run) or self._device.free_bytes() < MEMORY_LEFT):
             return None
         graph, picked, self._memory = self._device.capture_graph(run, self._memory)

@@ -40,6 +40,11 @@ class CodedStack:
     def rows(self) -> int:
         return self.plain.rows
 
+    @property
+    def captured_rows(self) -> int | None:
+        """As an Implementation has it."""
+        return reference_experts.CAPTURED_ROWS if self.weight is None else None
+
 
 def pack(stack: ExpertStack) -> CodedStack:
     assert not isinstance(stack.weight, torch.Tensor), "plain weights have kernels of their own"

@@ -13,7 +13,7 @@ from engine.kernels.reference_experts import CAPTURED_ROWS
 from engine.kernels.registry import OPS, OpQuery
 from engine.layers.ops import Ops
 from engine.layers.weight import Weight, half_style_rows, kind_of, stack_rows, take_rows
-from engine.quant.encode import encode_mixed
+from engine.quant.encode import encode, encode_mixed
 from engine.quant.expert_stack import ExpertStack
 from engine.quant.quant_tensor import QuantTensor
 
@@ -123,3 +123,8 @@ def test_only_kernels_that_ask_nothing_of_the_host_may_be_replayed() -> None:
     ops.experts(ExpertStack(plain, 4), ExpertStack(encode_mixed(torch.randn(4 * 32, 16), torch.tensor([1])), 4), "silu")
     assert not ops.asks_device
     assert ops.captured_rows == CAPTURED_ROWS, "plain torch looks at steps of more rows"
+    for width, rows in ((64, None), (48, CAPTURED_ROWS)):  # which half bytes' kernels take, and do not
+        ops = Ops(on_gpu)
+        gate_up, down = (encode(torch.randn(*shape), "int4", 16) for shape in ((8 * width, 64), (4 * 64, width)))
+        ops.experts(ExpertStack(gate_up, 4), ExpertStack(down, 4), "silu")
+        assert ops.captured_rows == rows, width
