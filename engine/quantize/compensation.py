@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.quant.coded_tensor import CodedTensor
 from engine.quant.encode import E4M3_MAX
+from engine.quantize.products import Products
 
 DAMPING = 0.01  # of the mean of the diagonal, so that inputs that never varied do no harm
 # How much of what inputs have in common is not believed: a short text has about as many tokens as a layer has inputs.
@@ -35,9 +36,9 @@ class Compensator:
     inverse: Tensor
 
     @classmethod
-    def of(cls, moments: Tensor) -> Compensator:
-        """Shapes: moments [k, k], the inputs' mean products"""
-        order = moments.diagonal().argsort(descending=True, stable=True)
+    def of(cls, moments: Products) -> Compensator:
+        """moments: mean ones"""
+        order = moments.squares().argsort(descending=True, stable=True)
         return cls(order, _upper_of_inverse(moments, order))
 
 
@@ -101,19 +102,21 @@ def compensated(matrix: Tensor, compensator: Compensator, rounder: Rounder) -> N
         left[end:].addmm_(inverse[start:end, end:].T, errors, alpha=-1)
 
 
-def _upper_of_inverse(moments: Tensor, order: Tensor) -> Tensor:
+def _upper_of_inverse(moments: Products, order: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse of the damped moments in that order.
 
-    Each is let go of as the next is there: of a wide input one is larger than a layer's weights.
+    Each is let go of as the next is there: of a wide input one is as large as a layer's smaller matrices.
     """
-    size = moments.diagonal().mean().clamp_min(1e-12)
-    damped = moments[order.unsqueeze(1), order]
+    damped = moments.whole()
+    size = damped.diagonal().mean().clamp_min(1e-12)
+    damped = damped[order.unsqueeze(1), order]
     own = damped.diagonal().clone()
     damped *= 1.0 - SHRINKAGE
     damped.diagonal().copy_((1.0 - SHRINKAGE) * own + SHRINKAGE * own + DAMPING * size)
-    wide = damped.to(torch.float64)
+    # Columns lie together, as the routines want them: else each would work in a copy.
+    wide = torch.empty(damped.shape, dtype=torch.float64, device=damped.device).mT.copy_(damped)
     del damped
     torch.linalg.cholesky(wide, out=wide)
     torch.cholesky_inverse(wide, out=wide)
     torch.linalg.cholesky(wide, upper=True, out=wide)
-    return wide.to(torch.float32)
+    return wide.to(torch.float32, memory_format=torch.contiguous_format)

@@ -16,38 +16,36 @@ import torch
 from torch import Tensor
 
 from engine.quant.coded_tensor import CodedTensor, stack_coded
+from engine.quantize.products import Products
 
 POWERS = tuple(step / 8 for step in range(9))
 CUTS = tuple(1.0 - 0.05 * step for step in range(8))
 SMALLEST = 1e-12
 SAMPLE_ROWS = 128
-TILE_NUMBERS = {"cpu": 1 << 20}  # rounded at once: there 4 MiB of each of its numbers on their way
+TILE_NUMBERS = {"cpu": 1 << 17}  # rounded at once: half a MiB of each of its numbers on their way, in a core's cache
 DEVICE_TILE_NUMBERS = 1 << 22
 TOGETHER = 2048  # inputs whose products are kept; columns make up for others among so many
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InputSample:
-    """What was seen of one input, where it was seen.
-
-    Shapes: rows [m, K], mean_size [K], moments [k, k] each, side by side; float32
-    """
+    """What was seen of one input, where it was seen. Shapes: rows [m, K], mean_size [K]; float32"""
 
     rows: Tensor
     mean_size: Tensor
-    moments: tuple[Tensor, ...]  # mean products of neighbouring inputs: of all pairs they would outgrow a layer
+    moments: list[Products]  # mean products of neighbouring inputs, K in all: of all pairs they would outgrow a layer
 
     @property
     def mean_square(self) -> Tensor:
-        return torch.cat([part.diagonal() for part in self.moments])
+        return torch.cat([part.squares() for part in self.moments])
 
     def divide(self, scale: Tensor) -> None:
         """Make it the sample of the input divided by scale. Shapes: scale [K]. Mutates: itself"""
-        scales: Sequence[Tensor] = scale.split_with_sizes([len(part) for part in self.moments])
+        scales: Sequence[Tensor] = scale.split_with_sizes([part.width for part in self.moments])
         for part, own in zip(self.moments, scales, strict=True):
-            part.div_(own.unsqueeze(0)).div_(own.unsqueeze(1))
-        self.rows.div_(scale)
-        self.mean_size.div_(scale)
+            part.divide(own)
+        self.rows = self.rows / scale
+        self.mean_size = self.mean_size / scale
 
 
 class RunningSample:
@@ -61,7 +59,7 @@ class RunningSample:
         self._seen = 0
         self._rows: list[Tensor] = []
         self._sizes: Tensor | None = None
-        self._moments: list[Tensor] = []
+        self._moments: list[Products] = []
 
     def add(self, x: Tensor) -> None:
         """Shapes: x [m, K]"""
@@ -72,17 +70,17 @@ class RunningSample:
         sizes = wide.abs().sum(dim=0)
         parts: Sequence[Tensor] = wide.split(TOGETHER, dim=1)  # type: ignore[no-untyped-call]
         if self._sizes is None:
-            self._sizes, self._moments = sizes, [part.T @ part for part in parts]
-            return
-        self._sizes += sizes
-        for whole, part in zip(self._moments, parts, strict=True):
-            whole.addmm_(part.T, part)
+            self._moments = [Products(part.shape[1], x.device) for part in parts]
+        self._sizes = sizes if self._sizes is None else self._sizes + sizes
+        for moments, part in zip(self._moments, parts, strict=True):
+            moments.add(part)
 
     def found(self) -> InputSample:
         """What was seen, which is the caller's then: nothing is seen afterwards."""
         assert self._sizes is not None
-        moments = tuple(part.div_(self._seen) for part in self._moments)
-        return InputSample(torch.cat(self._rows), self._sizes / self._seen, moments)
+        for part in self._moments:
+            part.divide(self._seen)
+        return InputSample(torch.cat(self._rows), self._sizes / self._seen, self._moments)
 
 
 def sample_of(x: Tensor, rows: int = SAMPLE_ROWS) -> InputSample:

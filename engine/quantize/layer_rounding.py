@@ -36,7 +36,11 @@ class _Known:
 
     @classmethod
     def of(cls, sample: InputSample) -> _Known:
-        return cls(sample.mean_square, tuple(Compensator.of(part) for part in sample.moments))
+        """Mutates: sample, whose products are let go of as they are no longer needed: they are as much memory"""
+        found = cls(sample.mean_square)
+        while sample.moments:
+            found.compensators += (Compensator.of(sample.moments.pop(0)),)
+        return found
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, GroupMeta
 from engine.errors import UnsupportedFormat
+from engine.kernels.cpu.memory import begin_new_chunk
 from engine.kv.layout import PageLayout, solve_layout
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, Observer
@@ -161,6 +162,7 @@ def pass_through(
             torch.add(residual, added, out=part)
             del added, residual
         layers.let_go()
+        begin_new_chunk()
         passed(layer.index)
 
 

@@ -35,6 +35,13 @@ def huge_memory(num_bytes: int) -> Tensor:
         return _view(_chunk, start, num_bytes)
 
 
+def begin_new_chunk() -> None:
+    """Small matrices to come share memory with none that were made before, which may go with those."""
+    global _chunk
+    with _lock:
+        _chunk = None
+
+
 def ask_for_huge_pages(mapped: mmap.mmap) -> None:
     """Ask; a kernel without them says no, and all is as it was."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)

@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 
 from engine.models import load_model
 from engine.quantize import job as job_module
-from engine.quantize import text_pass
+from engine.quantize import products, text_pass
 from engine.quantize.job import QuantizeJob, quantize
 from engine.quantize.kv_form import best_scales
 from engine.quantize.learning import LayerInputs, learn
+from engine.quantize.products import Products
 from engine.quantize.text_pass import batch_of, learning_steps, windows_of
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision
@@ -88,8 +89,24 @@ def test_what_is_learnt_in_steps_is_what_is_learnt_at_once(
             other = pieced.samples[name]
             torch.testing.assert_close(other.rows, sample.rows)
             torch.testing.assert_close(other.mean_size, sample.mean_size)
-            torch.testing.assert_close(other.moments, sample.moments, rtol=1e-4, atol=1e-5)
+            wholes = [[part.whole() for part in found.moments] for found in (other, sample)]
+            torch.testing.assert_close(*wholes, rtol=1e-4, atol=1e-5)
         assert set(once.outliers) == set(pieced.outliers)
         for name, known in once.outliers.items():
             assert torch.equal(pieced.outliers[name].columns, known.columns)
             assert pieced.outliers[name].threshold == pytest.approx(known.threshold, rel=1e-5)
+
+
+def test_products_of_many_inputs_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though half of them are there, in strips of which the last is narrower."""
+    monkeypatch.setattr(products, "STRIP", 16)
+    x, cpu = torch.randn(30, 40, generator=torch.Generator().manual_seed(2)), torch.device("cpu")
+    found = Products(40, cpu)
+    for piece in x.split(12):
+        found.add(piece)
+    torch.testing.assert_close(found.whole(), x.T @ x)
+    torch.testing.assert_close(found.squares(), x.square().sum(dim=0))
+    scale = torch.rand(40, generator=torch.Generator().manual_seed(3)) + 0.5
+    found.divide(scale)
+    found.divide(30)
+    torch.testing.assert_close(found.whole(), (x / scale).T @ (x / scale) / 30)
