@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ CODES = {"fp8": torch.uint8, "int8": torch.int8}
 # What is tried in place of a layer's largest number. Whole numbers get finer where the largest few are cut; those of
 # E4M3 are as fine anywhere, but what lies on its steps is exact, so all of an octave is tried.
 RANGES = {"int8": [1 - i / 20 for i in range(13)], "fp8": [1 + i / 16 for i in range(16)]}
+PAGES_AT_ONCE = 64
 SMALLEST = 1e-20  # a layer of zeros divides by something
 
 
@@ -42,19 +44,20 @@ def best_scales(view: Tensor, kv: str) -> Tensor:
     """
     found = []
     for plane in (0, 1):
-        numbers = view[:, plane].to(torch.float32)
-        largest = numbers.abs().amax()
+        parts: Sequence[Tensor] = view[:, plane].split(PAGES_AT_ONCE)  # type: ignore[no-untyped-call]
+        largest = torch.stack([part.to(torch.float32).abs().amax() for part in parts]).amax()
         if not largest.isfinite():
             raise UnsupportedFormat(
                 "A key or value of the text is no finite number.", "Compute in float32: leave --device out."
             )
         tried = [largest.clamp_min(SMALLEST) * share / LARGEST[kv] for share in RANGES[kv]]
-        errors = [_error(numbers, scale.view(1), CODES[kv]) for scale in tried]
+        errors = [sum(_error(part, scale.view(1), CODES[kv]) for part in parts) for scale in tried]
         found.append(tried[min(range(len(tried)), key=errors.__getitem__)].to("cpu"))
     return torch.stack(found)
 
 
-def _error(numbers: Tensor, scale: Tensor, codes: torch.dtype) -> float:
+def _error(stored: Tensor, scale: Tensor, codes: torch.dtype) -> float:
+    numbers = stored.to(torch.float32)
     return float((numbers_of(*rounded(numbers, codes, scale)) - numbers).square().sum(dtype=torch.float64))
 
 
