@@ -14,7 +14,7 @@ from engine.errors import BayardError
 from engine.quantize.job import CALIBRATION_TOKENS, QuantizeJob, quantize
 from engine.quantize.text_file import read_text
 from engine.quantize.texts import calibration_text
-from engine.quantize.words import INTERRUPTED, Words, told
+from engine.quantize.words import Words, run, told
 from engine.spec.precision import WeightPrecision, WrittenPrecision
 
 NOTHING = "none"
@@ -58,8 +58,6 @@ def main(words: list[str]) -> int:
     except BayardError as error:
         print(told(error), flush=True)
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
     found = {"path": str(arguments.out), "weight_bytes": written.weight_bytes, "source_dtype": written.source_dtype}
     print(json.dumps({"written": found}), flush=True)
     return 0
@@ -74,4 +72,4 @@ def _text(calibrate: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main, sys.argv[1:])

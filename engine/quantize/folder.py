@@ -97,7 +97,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 def check_folder(spec: ModelSpec, folder: Path) -> None:
     """Read the folder back. Raises: UnsupportedFormat where it describes another model, or other tokens."""
     written = read_spec(folder)
-    for what in ("layers", "hidden_size", "vocab_size", "norm_eps", "tie_embeddings", "extra"):
+    for what in ("layers", "hidden_size", "vocab_size", "norm_eps", "tie_embeddings", "extra", "kv_scheme"):
         if getattr(written, what) != getattr(spec, what):
             raise UnsupportedFormat(
                 f"{spec.name}: the written folder reads back with other {what}.",

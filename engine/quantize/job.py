@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from engine.devices import Device, open_device
 from engine.errors import InvalidParameter, StoreError, UnsupportedFormat
 from engine.quant.encode import DEFAULT_GROUPS
 from engine.quantize.folder import check_folder, write_beside
-from engine.quantize.kv_form import refuse_unlearnable, stored_kv_scales
+from engine.quantize.kv_form import kv_cache_scheme, refuse_unlearnable, stored_kv_scales
 from engine.quantize.layer_rounding import LayerRounding
 from engine.quantize.learning import LayerInputs, learn
 from engine.quantize.partial_folder import STATE_FILE, UNFINISHED, partial_folder
@@ -28,7 +28,7 @@ from engine.quantize.stored_form import FORMATS, GROUPED, PER_WORD, quantisation
 from engine.quantize.text_file import first_tokens
 from engine.spec import read_spec
 from engine.spec.hf_folder import INDEX_FILE
-from engine.spec.model_spec import ModelSpec
+from engine.spec.model_spec import KvScheme, ModelSpec
 from engine.spec.precision import WeightPrecision, fp8_group
 from engine.text.loading import load_text
 
@@ -67,13 +67,19 @@ def quantize(job: QuantizeJob, report: Report) -> ModelSpec:
     if job.kv:
         refuse_unlearnable(spec, job.kv, job.text)
     opened = open_device(job.device)
-    source = Source(spec, lambda done, total: report("reading", done, total), opened.torch_device, keeps_matrices=keeps)
+    source = Source(
+        spec,
+        lambda done, total: report("reading", done, total),
+        opened.torch_device,
+        keeps_matrices=keeps,
+        learns_kv=bool(job.kv),
+    )
     group = 0 if keeps else _group(job, source)
     tokens = learning_tokens(spec, job.text) if job.text else []
     try:
         with partial_folder(job.out, _asked(job, spec), restart=job.restart) as partial:
             _write(job, source, group, tokens, opened, partial, report)
-            check_folder(spec, partial)
+            check_folder(replace(spec, kv_scheme=KvScheme(job.kv)) if job.kv else spec, partial)
             partial.rename(job.out)
             (job.out / STATE_FILE).unlink()  # last: without it what is there would be nobody's
     except (OSError, SafetensorError) as error:
@@ -108,7 +114,8 @@ def _write(
     """All files of the folder, but those that are there."""
     spec = source.spec
     # First, because it may be refused.
-    write_beside(spec, partial, quantisation_config(job.precision, group, source.kept_modules(), job.kv))
+    cache = kv_cache_scheme(job.kv) if job.kv else source.kv_cache_scheme()
+    write_beside(spec, partial, quantisation_config(job.precision, group, source.kept_modules(), cache))
     writer = _Writer(partial, len(spec.layers) + 2)
     rounding = LayerRounding(source, job.precision, group)
     writer.write(0, lambda: {t.name: t.numbers() for t in source.of_model(("embed",))})

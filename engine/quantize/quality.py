@@ -27,7 +27,7 @@ from engine.quantize.on_load import odd_widths, rounding_of
 from engine.quantize.text_file import first_tokens, read_text
 from engine.quantize.text_pass import batch_of, window_tokens, windows_of
 from engine.quantize.texts import evaluation_text
-from engine.quantize.words import INTERRUPTED, Words, told
+from engine.quantize.words import Words, run, told
 from engine.spec import read_spec
 from engine.spec.kv_scales import KvScales, calibrated_scales
 from engine.spec.model_spec import ModelSpec
@@ -253,11 +253,9 @@ def main(words: list[str]) -> int:
     except BayardError as error:
         print(told(error))
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
     print(json.dumps(asdict(found)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main, sys.argv[1:])

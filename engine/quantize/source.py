@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from engine.models.gpt_oss import GptOssDecoder
 from engine.models.loading import BUILDERS
 from engine.spec.families import family_of
 from engine.spec.family import Family
+from engine.spec.kv_scales import ROLES
 from engine.spec.model_spec import CheckpointFormat, LayerSpec, ModelSpec
 from engine.spec.precision import is_rounded
 from engine.spec.tensor_names import stored_name
@@ -54,15 +58,25 @@ class Source:
     """Owner: one quantisation. Raises: UnsupportedFormat for what cannot be quantised."""
 
     def __init__(
-        self, spec: ModelSpec, progress: Progress, device: torch.device, *, keeps_matrices: bool = False
+        self,
+        spec: ModelSpec,
+        progress: Progress,
+        device: torch.device,
+        *,
+        keeps_matrices: bool = False,
+        learns_kv: bool = False,
     ) -> None:
-        """keeps_matrices: none is to be rounded, so all come as they are stored, or as float16"""
+        """keeps_matrices: none is to be rounded, so all come as they are stored, or as float16
+
+        learns_kv: the multipliers of a cache that are there are not written, others are
+        """
         refuse_unfit(spec)
         check_size(spec)
         self.spec = spec
         self.family: Family = family_of(spec.architecture)
         self.device = device
         self._keeps_matrices = keeps_matrices
+        self._left_out = ROLES if learns_kv else ()
         self._from_gguf = spec.format is CheckpointFormat.GGUF
         self._checkpoint = MappedCheckpoint(spec, progress)
 
@@ -86,20 +100,28 @@ class Source:
         return {info.shape[-1] for (role, _), info in table.items() if is_rounded(role) and len(info.shape) == 2}
 
     def kept_modules(self) -> list[str]:
-        """Linear modules that are not rounded, by name: the head and routers."""
-        table = self._checkpoint.table
-        kept = [(role, layer) for role, layer in table if role in ("router", "lm_head")]
-        return [
-            "lm_head",
-            *(self._name(role, layer).removesuffix(".weight") for role, layer in kept if layer is not None),
-        ]
+        """Linear modules that are not rounded, by name: the head, routers, what latent attention spreads out by."""
+        kept = ["lm_head"]
+        for (role, layer), info in self._checkpoint.table.items():
+            name = "" if layer is None else self._name(role, layer)
+            if name.endswith(".weight") and len(info.shape) == 2 and not is_rounded(role):
+                kept.append(name.removesuffix(".weight"))
+        return kept
+
+    def kv_cache_scheme(self) -> dict[str, Any] | None:
+        """What a folder says of the multipliers of a KV cache that it brings, which are written as they are."""
+        if self._from_gguf or self.spec.kv_scheme is None:
+            return None
+        config = json.loads((Path(self.spec.path) / "config.json").read_text(encoding="utf-8"))
+        stated: dict[str, Any] = config["quantization_config"]["kv_cache_scheme"]
+        return stated
 
     def _tensors(
         self, index: int | None, layer: LayerSpec | None, roles: tuple[str, ...] | None = None
     ) -> Iterator[NamedTensor]:
         """roles: None: all"""
         for role, of in self._checkpoint.table:
-            if of != index or (roles is not None and role not in roles):
+            if of != index or (roles is not None and role not in roles) or role in self._left_out:
                 continue
             stored = self._checkpoint.matrix(role, of)
             name = self._name(role, of)

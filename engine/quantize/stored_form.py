@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from engine.quant.coded_tensor import CodedTensor
-from engine.quantize.kv_form import kv_cache_scheme
 from engine.spec.precision import WeightPrecision
 
 GROUPED = (WeightPrecision.FP8, WeightPrecision.INT4)  # the others have a multiplier a row
@@ -59,10 +58,12 @@ def _words_along_rows(codes: Tensor) -> Tensor:
     return held.permute(0, 2, 1).reshape(-1).contiguous().view(torch.int32).view(-1, groups)
 
 
-def quantisation_config(precision: WeightPrecision, group: int, ignored: list[str], kv: str = "") -> dict[str, Any]:
+def quantisation_config(
+    precision: WeightPrecision, group: int, ignored: list[str], cache: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What config.json says of such a checkpoint.
 
-    group: neighbours with one multiplier; 0: a row. kv: what a cache has multipliers for; "": there are none
+    group: neighbours with one multiplier; 0: a row. cache: what it says of the multipliers of a KV cache
     """
     if precision is WeightPrecision.STORED:
         return {
@@ -70,7 +71,7 @@ def quantisation_config(precision: WeightPrecision, group: int, ignored: list[st
             "format": "dense",
             "quantization_status": "frozen",
             "global_compression_ratio": None,
-            "kv_cache_scheme": kv_cache_scheme(kv),
+            "kv_cache_scheme": cache,
             "config_groups": {},
             "ignore": [],
         }
@@ -108,7 +109,7 @@ def quantisation_config(precision: WeightPrecision, group: int, ignored: list[st
         "format": FORMATS[precision],
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "kv_cache_scheme": kv_cache_scheme(kv) if kv else None,
+        "kv_cache_scheme": cache,
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],

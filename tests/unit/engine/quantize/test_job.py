@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from engine.spec import read_spec
 from engine.spec.kv_scales import LARGEST as LARGEST_CODE
 from engine.spec.model_spec import KvScheme
 from engine.spec.precision import WeightPrecision
+from tests.fakes.family_models import saved_model
 from tests.fakes.known_tokens import KnownTokens
 from tests.fakes.quantised_checkpoints import llama
 
@@ -185,7 +187,7 @@ def test_multipliers_of_a_cache_are_written_read_back_and_used(
     written = quantize(QuantizeJob(plain, precision, out, "text", kv=kv), lambda stage, done, total: None)
     assert written.kv_scheme == KvScheme(kv)
     assert (written.quantisation is None) == (precision is WeightPrecision.STORED)
-    stored = {name: tensor for file in out.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    stored = load_file_of(out)
     batch = batch_of(written, windows_of(TOKENS, 512), torch.device("cpu"), torch.float32)
     load_model(read_spec(plain), "cpu", torch.float32, lambda done, total: None).forward(batch)
     largest = LARGEST_CODE[kv]
@@ -202,6 +204,39 @@ def test_multipliers_of_a_cache_are_written_read_back_and_used(
     wanted = logits_of(out)
     errors = [float((found - wanted).norm() / wanted.norm()) for found in built]
     assert 0 < errors[1] < errors[0] < 0.12, errors
+
+
+def test_multipliers_of_a_cache_stay_those_of_its_kind_in_fewer_bits(tmp_path: Path) -> None:
+    plain, learnt, out = llama(tmp_path / "plain"), tmp_path / "learnt", tmp_path / "out"
+    quantize(QuantizeJob(plain, WeightPrecision.STORED, learnt, "text", kv="int8"), lambda stage, done, total: None)
+    written = quantize(QuantizeJob(learnt, WeightPrecision.INT8, out, ""), lambda stage, done, total: None)
+    assert written.kv_scheme == KvScheme("int8"), "or they would be read as those of E4M3"
+    kept, scales = load_file_of(learnt), load_file_of(out)
+    names = [name for name in kept if name.endswith(("k_scale", "v_scale"))]
+    assert names
+    assert all(torch.equal(scales[name], kept[name]) for name in names)
+    again = tmp_path / "again"
+    quantize(QuantizeJob(learnt, WeightPrecision.INT8, again, "text", kv="fp8"), lambda stage, done, total: None)
+    assert read_spec(again).kv_scheme == KvScheme("fp8"), "others were learnt"
+    assert not any(torch.equal(load_file_of(again)[name], kept[name]) for name in names)
+
+
+def test_every_matrix_that_is_not_rounded_is_named_as_one(tmp_path: Path) -> None:
+    """Or other readers of the format look for its codes, and compute nonsense without a word."""
+    for family in ("deepseek_v2", "qwen3_moe"):
+        saved_model(family, tmp_path / family)
+        out = tmp_path / f"{family}-int8"
+        quantize(QuantizeJob(tmp_path / family, WeightPrecision.INT8, out, ""), lambda stage, done, total: None)
+        stored = load_file_of(out)
+        ignored = set(json.loads((out / "config.json").read_text())["quantization_config"]["ignore"])
+        matrices = {n.removesuffix(".weight") for n, t in stored.items() if n.endswith(".weight") and t.dim() == 2}
+        plain = {name for name in matrices if f"{name}.weight_scale" not in stored}
+        assert plain - {"model.embed_tokens"} == ignored - {"lm_head"} | (plain & {"lm_head"})
+        assert (family == "qwen3_moe") or any(name.endswith("kv_b_proj") for name in ignored)
+
+
+def load_file_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def loaded_with_cache(path: Path, kv: str, calibrated: bool) -> torch.Tensor:
