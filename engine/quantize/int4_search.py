@@ -22,8 +22,8 @@ POWERS = tuple(step / 8 for step in range(9))
 CUTS = tuple(1.0 - 0.05 * step for step in range(8))
 SMALLEST = 1e-12
 SAMPLE_ROWS = 128
-TILE_NUMBERS = {"cpu": 1 << 17}  # rounded at once: half a MiB of each of its numbers on their way, in a core's cache
-DEVICE_TILE_NUMBERS = 1 << 22
+DEVICE_TILE_NUMBERS = 1 << 22  # rounded at once
+THREAD_TILE_NUMBERS = 1 << 16  # ... on a host by each thread: what is on its way stays in a core's cache
 TOGETHER = 2048  # inputs whose products are kept; columns make up for others among so many
 
 
@@ -102,7 +102,7 @@ def best_scale(tiles: Iterable[Tensor], sample: InputSample, group: int) -> Tens
     for tile in tiles:
         for index, scale in enumerate(scales):
             lost = rounded_int4(tile * scale, group).dequantize().div_(scale).sub_(tile)
-            errors[index] += float((sample.rows @ lost.T).square_().sum())
+            errors[index] += float((sample.rows @ lost.T).square_().sum(dtype=torch.float64))
         del tile
     best, least = torch.ones_like(size), float("inf")
     for scale, error in zip(scales, errors, strict=True):
@@ -126,7 +126,8 @@ def rounded_int4(matrix: Tensor, group: int, weights: Tensor | None = None) -> C
 
 def tile_rows(columns: int, device: torch.device) -> int:
     """How many rows of a matrix are rounded at once."""
-    return max(1, TILE_NUMBERS.get(device.type, DEVICE_TILE_NUMBERS) // columns)
+    on_host = min(THREAD_TILE_NUMBERS * torch.get_num_threads(), DEVICE_TILE_NUMBERS)
+    return max(1, (on_host if device.type == "cpu" else DEVICE_TILE_NUMBERS) // columns)
 
 
 def _rounded_rows(matrix: Tensor, group: int, weights: Tensor | None) -> CodedTensor:

@@ -21,9 +21,9 @@ from engine.spec.precision import WeightPrecision
 
 NORM_OF = {"attn_in": "attn_norm", "mlp_in": "mlp_norm"}
 UPS = ("mlp_up", "mlp_gate_up", "mlp_up_bias")  # what makes the inner width, in its last rows
-# Rows that columns are gone through of at once. On a host few: they stay in a core's cache, and are little memory.
-ROWS = {"cpu": 512}
-DEVICE_NUMBERS = 1 << 26  # of a matrix on an accelerator, where each column costs some launches
+# Rows whose columns are gone through at once. On a host some for each thread: they stay in a core's cache, and are
+# little memory; on an accelerator each column costs some launches.
+THREAD_ROWS, LEAST_ROWS, HOST_NUMBERS, DEVICE_NUMBERS = 256, 512, 1 << 23, 1 << 26
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class LayerRounding:
         """A matrix's tensors by name."""
         rows, columns = tensor.shape
         device = self.source.device
-        at_once = ROWS.get(device.type) or max(1, DEVICE_NUMBERS // columns)
+        at_once = _rows_at_once(columns, device)
         coded, beside, first = [], [], 0
         for tile in tensor.tiles(at_once, device):
             scales.apply(tensor.role, tile, first, rows)
@@ -166,3 +166,9 @@ class LayerRounding:
                 bias = kept["mlp_up_bias"].clone()
                 bias[-len(scale) :] /= scale.to(bias.dtype)
                 kept["mlp_up_bias"] = bias
+
+
+def _rows_at_once(columns: int, device: torch.device) -> int:
+    if device.type != "cpu":
+        return max(1, DEVICE_NUMBERS // columns)
+    return max(LEAST_ROWS, min(THREAD_ROWS * torch.get_num_threads(), HOST_NUMBERS // columns))
