@@ -24,6 +24,7 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure bandwidth and matrix rates; later predictions use them. Best while nothing else computes."""
+    from daemon.commands.engine_process import told_to_end
     from daemon.commands.progress import follow
 
     with offline_or_admin(settings_from(config, state_dir, run_dir)) as reach:
@@ -31,7 +32,8 @@ def calibrate(
             operation = reach.admin.post("calibrations", {"seconds": seconds, "device": device})["item"]
             devices = follow(reach.admin, operation)["devices"]
         else:
-            devices = [rates.to_json() for rates in reach.parts().desk.calibrate(seconds, device)]
+            with told_to_end():
+                devices = [rates.to_json() for rates in reach.parts().desk.calibrate(seconds, device)]
             reach.record("machine.calibrate", "machine", {"seconds": seconds, "device": device})
     if as_json:
         print(json.dumps(devices, indent=2))

@@ -6,7 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-from typing import IO, Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, Any, NoReturn
 
 from daemon.commands.progress import ProgressLine
 from engine.errors import HardwareError, error_of
@@ -15,17 +18,16 @@ _STOP_S = 10.0
 
 
 def run_module(module: str, words: list[str], progress_on_stderr: bool = False) -> dict[str, Any]:
-    """The last JSON object that it printed. Ctrl-C reaches it too.
+    """The last JSON object that it printed. Ctrl-C reaches it too, and what else ends this process stops it.
 
-    Blocks: until it has ended
-    Raises: the BayardError that it printed; HardwareError when it died without one
+    Blocks: until it has ended; killed if it does not stop in time
+    Raises: the BayardError that it printed; HardwareError when it died without one; SystemExit, see told_to_end
     """
     line = ProgressLine()
     last: dict[str, Any] = {}
     errors = subprocess.PIPE if progress_on_stderr else None
-    with subprocess.Popen(
-        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, stderr=errors, text=True
-    ) as p:
+    command = [sys.executable, "-m", module, *words]
+    with told_to_end(), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as p:
         try:
             told = p.stderr if progress_on_stderr else p.stdout
             assert told is not None
@@ -34,9 +36,10 @@ def run_module(module: str, words: list[str], progress_on_stderr: bool = False) 
                 assert p.stdout is not None
                 last = _last(p.stdout.read())
             status = p.wait()
-        except KeyboardInterrupt:
-            p.send_signal(signal.SIGINT)
-            p.wait(_STOP_S)
+        except (KeyboardInterrupt, SystemExit):
+            p.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                p.wait(_STOP_S)
             raise
         finally:
             line.clear()
@@ -48,6 +51,26 @@ def run_module(module: str, words: list[str], progress_on_stderr: bool = False) 
     if status != 0 or not last:
         raise HardwareError(f"{module} ended with status {status}.", "`bayard doctor` checks the installation.")
     return last
+
+
+@contextmanager
+def told_to_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit meanwhile, so that what is open is closed and children are stopped.
+
+    Only in the main thread; a signal that is ignored stays so, as after nohup.
+    """
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _follow(lines: IO[str], line: ProgressLine) -> dict[str, Any]:

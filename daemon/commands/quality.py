@@ -12,7 +12,7 @@ import typer
 from daemon.commands.client import offline_or_admin
 from daemon.commands.options import ConfigOption, JsonOption, RunDirOption, StateDirOption, settings_from
 from daemon.settings import Settings
-from engine.errors import InvalidParameter
+from engine.errors import BayardError, InvalidParameter
 from engine.spec.place import is_there, place_of
 from engine.spec.precision import Activations
 
@@ -52,13 +52,19 @@ def quality(
     words += ["--device", device, "--activation", str(activation)]
     words += ["--text", str(text)] if text is not None else []
     found = run_module("engine.quantize.quality", words, progress_on_stderr=True)
-    kept = _keep(model, found, settings)
-    if as_json:
-        print(json.dumps(found | {"kept": kept}, indent=2))
-        return
-    print(quality_line(found))
-    print(f"perplexity {found['first_perplexity']:.3f} and {found['second_perplexity']:.3f}")
-    if kept:
+    if not as_json:
+        print(quality_line(found))
+        print(f"perplexity {found['first_perplexity']:.3f} and {found['second_perplexity']:.3f}", flush=True)
+    kept = False
+    try:
+        kept = _keep(model, found, settings)
+    except BayardError as error:
+        error.message = f"the figures are above, but were not kept for {model}: {error.message}"
+        raise
+    finally:  # however keeping ended: to measure took long
+        if as_json:
+            print(json.dumps(found | {"kept": kept}, indent=2), flush=True)
+    if kept and not as_json:
         print(f"`bayard plan {model}` shows it")
 
 

@@ -49,5 +49,9 @@ def run(main: Callable[[list[str]], int], words: list[str]) -> NoReturn:
 def _interrupt(_: int, __: FrameType | None) -> NoReturn:
     """Once: the second of two signals would break into how the first is answered."""
     for number in _ENDS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _heed_no_more)  # not SIG_IGN, of which Python complains where the second has come already
     raise KeyboardInterrupt
+
+
+def _heed_no_more(_: int, __: FrameType | None) -> None:
+    """Both were sent: the command's Ctrl-C and the command's own word."""

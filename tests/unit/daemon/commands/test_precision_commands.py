@@ -110,6 +110,37 @@ def test_quality_of_an_imported_model_is_kept_and_shown_by_plans(
     assert any(note.startswith("measured: int8 beside stored: perplexity") for note in notes)
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_quality_that_cannot_be_kept_is_shown_all_the_same(
+    settings: Settings,
+    smollm_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: tuple[str, ...],
+) -> None:
+    """The model is deleted while it is measured."""
+    state = ("--state-dir", str(settings.state_dir))
+    assert run(["models", "import", str(smollm_path), "--name", "tiny", "--link", *state]) == 0
+    figures = {
+        "first": "stored", "second": "int8", "tokens": 95, "text": "built in", "first_perplexity": 12.345,
+        "second_perplexity": 12.5, "perplexity_change": 0.01, "agreement": 0.98, "mean_kl": 0.001,
+    }  # fmt: skip
+
+    def run_module(module: str, words: list[str], progress_on_stderr: bool = False) -> dict[str, object]:
+        assert run(["models", "delete", "tiny", "--unload", *state]) == 0
+        capsys.readouterr()
+        return figures
+
+    monkeypatch.setattr("daemon.commands.engine_process.run_module", run_module)
+    assert run(["quality", "tiny", "stored", "int8", *form, *state]) == 1
+    told = capsys.readouterr()
+    assert "12.345" in told.out
+    assert "were not kept for tiny" in told.err
+    assert "model_not_found" in told.err
+    if form:
+        assert json.loads(told.out) == figures | {"kept": False}
+
+
 def test_plan_with_rounded_weights_predicts_fewer_bytes_and_says_so(
     tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
