@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.errors import WorkerLost
+from engine.errors import InvalidParameter, WorkerLost
 from engine.messages import (
     Abort,
     Command,
@@ -86,7 +86,10 @@ class EngineClient:
         self._reader = asyncio.create_task(self._read(socket), name=f"engine-client {self.endpoint}")
 
     def submit(self, submit: Submit) -> AsyncIterator[TokenDelta]:
-        """Send the request and yield its deltas up to the terminal one. Leaving early aborts it in the worker."""
+        """Send the request and yield its deltas up to the terminal one. Leaving early aborts it in the worker.
+
+        Raises: InvalidParameter, with the first delta, for a number or a text that no message can hold
+        """
         return self._exchange(submit)
 
     async def embed(self, embed: Embed) -> TokenDelta:
@@ -102,6 +105,7 @@ class EngineClient:
 
     async def _exchange(self, submit: Submit | Embed) -> AsyncGenerator[TokenDelta, None]:
         queue: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        written = _written(submit)
         if self._closed_with is not None:
             yield TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=self._closed_with)
             return
@@ -109,7 +113,7 @@ class EngineClient:
         self.submitted_total += 1
         finished = False
         try:
-            if not await self._send(submit):
+            if not await self._put(written):
                 finished = True
                 yield TokenDelta(submit.request_id, finish=FinishReason.ERROR, error=NO_WORKER)
             while not finished:
@@ -186,11 +190,14 @@ class EngineClient:
             self._socket.close(linger=0)
 
     async def _send(self, command: Command) -> bool:
+        return await self._put(command_encoder.encode(command))
+
+    async def _put(self, written: bytes) -> bool:
         """False: no worker is connected. Never waits for one: a dead worker must not hold its callers."""
         if self._socket is None or self._socket.closed:
             return False
         try:
-            await self._socket.send(command_encoder.encode(command), zmq.NOBLOCK)
+            await self._socket.send(written, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -241,3 +248,13 @@ class EngineClient:
         self.stats = stats
         if self.on_stats is not None:
             self.on_stats(stats)
+
+
+def _written(request: Submit | Embed) -> bytes:
+    """Raises: InvalidParameter; the APIs' own bounds come first, and name the field"""
+    try:
+        return command_encoder.encode(request)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidParameter(
+            f"The request holds what cannot be told to a worker: {error}.", "Use numbers of at most 63 bits."
+        ) from None

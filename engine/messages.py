@@ -16,6 +16,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 PROTOCOL_VERSION = 3
+MAX_INT = 2**63 - 1  # MessagePack has no larger one that every reader knows; an API refuses what is above
+LEAST_REPETITION, MOST_REPETITION = 1e-6, 1e6  # a penalty that leaves float32 its numbers
+
+Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
+CountOrOff = Annotated[int, Meta(ge=-1, le=MAX_INT)]  # -1, as 0: off
+Several = Annotated[int, Meta(ge=1, le=MAX_INT)]
+AnyInt = Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)]
+Repetition = Annotated[float, Meta(ge=LEAST_REPETITION, le=MOST_REPETITION)]
 
 
 class FinishReason(StrEnum):
@@ -43,20 +51,20 @@ class Grammar(Struct, frozen=True, forbid_unknown_fields=True):
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How one request's tokens are chosen. temperature 0 is greedy; the other filters then have no effect."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Several
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0  # 0 = off
+    top_k: Count = 0  # 0 = off
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0)] = 1.0  # over prompt and output
+    repetition_penalty: Repetition = 1.0  # over prompt and output
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
-    seed: int | None = None  # None: drawn by the worker
-    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included; one without a logit never comes
+    seed: AnyInt | None = None  # None: drawn by the worker
+    stop_token_ids: tuple[AnyInt, ...] = ()  # end-of-sequence ids included; one without a logit never comes
     ignore_eos: bool = False  # True: stop_token_ids are not looked at
-    min_tokens: Annotated[int, Meta(ge=0)] = 0  # stop tokens are masked until then
-    top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen token alone
-    logit_bias: dict[int, float] | None = None
+    min_tokens: Count = 0  # stop tokens are masked until then
+    top_logprobs: AnyInt | None = None  # None: no log-probabilities; 0: of the chosen token alone
+    logit_bias: dict[AnyInt, float] | None = None
     grammar: Grammar | None = None  # the output is kept to it by masking logits
 
 

@@ -10,23 +10,32 @@ from engine.messages import TokenDelta
 
 
 async def merge(streams: Sequence[AsyncIterator[TokenDelta]]) -> AsyncGenerator[tuple[int, TokenDelta], None]:
-    """Ends when all have ended. Leaving early closes every stream, which aborts its request."""
-    queue: asyncio.Queue[tuple[int, TokenDelta]] = asyncio.Queue()
+    """Ends when all have ended. Leaving early closes every stream, which aborts its request.
+
+    Raises: what the first of them raised that did; the others are closed
+    """
+    queue: asyncio.Queue[tuple[int, TokenDelta] | asyncio.Task[None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
     open_streams = len(tasks)
     try:
         while open_streams:
-            index, delta = await queue.get()
-            if delta.finish is not None:
+            told = await queue.get()
+            if isinstance(told, asyncio.Task):
                 open_streams -= 1
-            yield index, delta
+                told.result()
+            else:
+                yield told
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(index: int, stream: AsyncIterator[TokenDelta], queue: asyncio.Queue[tuple[int, TokenDelta]]) -> None:
+async def _pump(
+    index: int, stream: AsyncIterator[TokenDelta], queue: asyncio.Queue[tuple[int, TokenDelta] | asyncio.Task[None]]
+) -> None:
     async with closing_stream(stream):
         async for delta in stream:
             queue.put_nowait((index, delta))

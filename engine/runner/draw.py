@@ -80,7 +80,7 @@ def plan_draw(
         added += [(len(rows), token, number) for token, number in numbers.items()]
         number = uniform(request.seed, len(request.token_ids) + guessed)
         settings.append(
-            (p.temperature, p.top_p, p.min_p, p.top_k, number,
+            (p.temperature, p.top_p, p.min_p, min(p.top_k, vocab), number,
              p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
         )  # fmt: skip
         rows.append(row)

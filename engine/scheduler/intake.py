@@ -8,7 +8,7 @@ import msgspec
 
 from engine.errors import ContextTooLong, DeadlineExceeded, InvalidParameter
 from engine.kv.manager import SequencePages
-from engine.messages import Embed, SamplingParams, Submit
+from engine.messages import LEAST_REPETITION, MOST_REPETITION, Embed, SamplingParams, Submit
 from engine.scheduler.request import Request
 
 # What no arithmetic of the choice leaves float32 with. None, where a field has it, is not looked at.
@@ -19,7 +19,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_k": (0, math.inf),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 1e6),
+    "repetition_penalty": (LEAST_REPETITION, MOST_REPETITION),
     "presence_penalty": (-1e6, 1e6),
     "frequency_penalty": (-1e6, 1e6),
     "top_logprobs": (0, math.inf),

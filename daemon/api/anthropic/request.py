@@ -12,6 +12,7 @@ from daemon.api.anthropic.tools import ToolChoiceField, ToolField, read_tools
 from daemon.api.schema_guard import schema_grammar
 from daemon.serving.request import ChatPrompt, Constraint, Endpoint, GenerationRequest, Sampling
 from engine.errors import BayardError, InvalidParameter
+from engine.messages import Count, Several
 
 MAX_MESSAGES = 4096
 MAX_STOPS = 64
@@ -23,7 +24,7 @@ class Thinking(msgspec.Struct, frozen=True):
     """budget_tokens is a hint of how hard to think; the bound is max_tokens."""
 
     type: str
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    budget_tokens: Several | None = None
     display: str | None = None
 
 
@@ -59,12 +60,12 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Several
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: Count | None = None
     container: Any = None
     diagnostics: Any = None
     inference_geo: Any = None

@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from daemon.api.errors import foreign_error, wire_error
 from daemon.api.exchange import Exchange, RouteRefusal
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 ORIGIN = "batch"
 PAUSE_S = 5.0  # where an error does not say how long to wait
+log = structlog.get_logger("bayard.batches")
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -81,6 +83,8 @@ class Asking:
             if (wait_s := self._retry_s(error, body)) is not None:
                 return LineAnswer(503, exchange.request_id, b"{}", wait_s)
             await exchange.refuse(wire_error(error))
+        except Exception:  # the border of a line, as HTTP's of a request: it ends here, and the batch's others go on
+            log.exception("batch_line_broke", path=path, request_id=exchange.request_id)
         if not inside.chunks:
             await exchange.refuse(foreign_error())
         return LineAnswer(inside.status, exchange.request_id, b"".join(inside.chunks))

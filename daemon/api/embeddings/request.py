@@ -11,9 +11,10 @@ from msgspec import Meta
 from daemon.serving.embedding import EmbeddingRequest
 from daemon.serving.request import TextPrompt, TokenPrompt
 from engine.errors import InvalidParameter
+from engine.messages import AnyInt, Several
 
 MAX_INPUTS = 2048
-Input = str | list[str | int | list[int]]
+Input = str | list[str | AnyInt | list[AnyInt]]
 
 
 class TensorBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +22,7 @@ class TensorBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     input: Input
     encoding_format: str | None = None
-    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    dimensions: Several | None = None
     user: Any = None
 
 

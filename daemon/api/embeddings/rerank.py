@@ -12,6 +12,7 @@ from daemon.api.embeddings.vectors import as_floats, cosine
 from daemon.serving.embedding import Embedded, EmbeddingRequest
 from daemon.serving.request import TextPrompt
 from engine.errors import InvalidParameter
+from engine.messages import Several
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -22,7 +23,7 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     query: str
     documents: list[str | Document]
-    top_n: Annotated[int, Meta(ge=1)] | None = None
+    top_n: Several | None = None
     return_documents: bool | None = None
     user: Any = None
 

@@ -10,25 +10,26 @@ from msgspec import Meta
 from daemon.api.openai.sampling_fields import read_stops
 from daemon.serving.request import Sampling
 from engine.errors import InvalidParameter
+from engine.messages import MAX_INT, AnyInt, CountOrOff, Repetition
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    num_predict: Annotated[int, Meta(ge=-2)] | None = None  # -1, -2: what the context has room for
+    num_predict: Annotated[int, Meta(ge=-2, le=MAX_INT)] | None = None  # -1, -2: what the context has room for
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: CountOrOff | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    repeat_last_n: int | None = None
+    repeat_penalty: Repetition | None = None
+    repeat_last_n: AnyInt | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: AnyInt | None = None
     stop: str | list[str] | None = None
     typical_p: float | None = None
     tfs_z: float | None = None
-    mirostat: int | None = None
+    mirostat: AnyInt | None = None
     # How a model is loaded: the plan in force says that here.
     num_ctx: Any = None
     num_keep: Any = None

@@ -13,7 +13,7 @@ from daemon.api.schema_guard import schema_grammar
 from daemon.serving.embedding import EmbeddingRequest
 from daemon.serving.request import ChatPrompt, Constraint, Endpoint, GenerationRequest, Prompt, TextPrompt
 from engine.errors import BayardError, InvalidParameter
-from engine.messages import Grammar, GrammarKind
+from engine.messages import AnyInt, Grammar, GrammarKind, Several
 
 MAX_MESSAGES = 4096
 MAX_INPUTS = 2048
@@ -69,14 +69,14 @@ class GenerateBody(CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=
     suffix: str | None = None
     template: str | None = None
     images: list[Any] | None = None
-    context: list[int] | None = None
+    context: list[AnyInt] | None = None
 
 
 class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Name
     input: str | list[str] | None = None
     truncate: bool | None = None  # absent: true
-    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    dimensions: Several | None = None
     options: Options | None = None
     keep_alive: Any = None
 

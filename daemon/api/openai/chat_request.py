@@ -12,6 +12,7 @@ from daemon.api.openai.sampling_fields import include_usage, read_sampling, read
 from daemon.api.openai.tool_fields import ToolChoiceField, ToolField, read_tools
 from daemon.serving.request import ChatPrompt, Endpoint, GenerationRequest
 from engine.errors import InvalidParameter
+from engine.messages import Several
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -48,8 +49,8 @@ class Message(msgspec.Struct, frozen=True):
 
 class ChatBody(GuidedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Several | None = None
+    max_completion_tokens: Several | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None

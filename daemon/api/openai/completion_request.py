@@ -10,6 +10,7 @@ from msgspec import Meta
 from daemon.api.openai.sampling_fields import SamplingFields, include_usage, read_sampling, read_stops
 from daemon.serving.request import Endpoint, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from engine.errors import InvalidParameter
+from engine.messages import AnyInt, Count
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
@@ -17,8 +18,8 @@ MAX_CHOICES = 512
 
 
 class CompletionBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[str | int | list[int]]
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    prompt: str | list[str | AnyInt | list[AnyInt]]
+    max_tokens: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from daemon.serving.request import Sampling
 from engine.errors import InvalidParameter
+from engine.messages import AnyInt, Count, CountOrOff, Repetition
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -36,13 +37,13 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: AnyInt | None = None
     logit_bias: dict[str, float] | None = None
     # Beyond OpenAI's own fields; the names are those that other open servers use.
-    top_k: Annotated[int, Meta(ge=-1)] | None = None  # -1 and 0: off
+    top_k: CountOrOff | None = None  # -1 and 0: off
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    repetition_penalty: Repetition | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
     # Bookkeeping: no effect that a caller of this server would miss.
     store: Any = None

@@ -15,6 +15,7 @@ from daemon.api.openai.tool_fields import ToolField, read_tools
 from daemon.serving import counting
 from daemon.serving.request import Endpoint, GenerationRequest, Sampling
 from engine.errors import InvalidParameter
+from engine.messages import AnyInt
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +36,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=512)]
-    tokens: list[int]
+    tokens: list[AnyInt]
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)

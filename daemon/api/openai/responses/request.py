@@ -16,6 +16,7 @@ from daemon.api.tool_checks import read_tool, tool_use
 from daemon.serving.request import ChatPrompt, Constraint, Endpoint, GenerationRequest, Sampling
 from daemon.serving.tools import ToolMode, ToolUse
 from engine.errors import InvalidParameter
+from engine.messages import Several
 
 LOGPROBS = "message.output_text.logprobs"
 SUMMARIES = ("auto", "concise", "detailed")
@@ -74,7 +75,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Several | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

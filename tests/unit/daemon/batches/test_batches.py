@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from daemon.settings import BatchSettings
 from daemon.store.base import utc_now
 from daemon.store.schema import Tenant
 from daemon.tenants.limits import TenantLimits
+from engine.messages import Submit, TokenDelta
 from tests.fakes.batch_client import CHAT, answers, begin, ended, jsonl, line, running
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_services import MODEL, TESTER, FakeServices, add_replica, fake_services, http_server
@@ -58,6 +60,30 @@ async def test_batch_of_embeddings(client: openai.AsyncOpenAI, services: FakeSer
     assert batch.status == "completed", batch.errors
     found = await answers(client, batch.output_file_id)
     assert len(found["a"]["response"]["body"]["data"][0]["embedding"]) == 8
+
+
+async def test_line_that_breaks_is_that_lines_error_alone(
+    client: openai.AsyncOpenAI, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours below a line, with one choice or several."""
+    ordinary = services.engine.submit
+
+    async def submit(asked: Submit) -> AsyncIterator[TokenDelta]:
+        if asked.sampling.top_k == 666:
+            raise OverflowError("a fault of ours")
+        async for delta in ordinary(asked):
+            yield delta
+
+    monkeypatch.setattr(services.engine, "submit", submit)
+    broken = [line(number, top_k=666, n=1 + number % 2) for number in range(2)]
+    async with running(services):
+        done = await ended(client, (await begin(client, *broken, line(100), line(101))).id)
+    assert (done.status, done.request_counts.completed) == ("completed", 2), done.errors
+    bad = await answers(client, done.error_file_id)
+    assert len(bad) == len(broken)
+    for one in bad.values():
+        assert one["response"]["status_code"] == 500
+        assert one["response"]["body"]["error"]["code"] == "internal_error"
 
 
 @pytest.mark.parametrize(
