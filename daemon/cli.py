@@ -79,7 +79,7 @@ def bayard() -> None:
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Exit status: 0 done, 1 failed, 2 wrong usage, 75 try again, 78 configuration, 130 interrupted, 143 told to end."""
+    """Exit status: 0 done, 1 failed, 2 wrong usage, 75 try again, 78 configuration, 130 interrupted, 143 stopped."""
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 

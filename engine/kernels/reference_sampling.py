@@ -138,8 +138,16 @@ def _kept(probs: Tensor, settings: Tensor) -> Tensor:
 
 
 def _place(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Where the cumulative probability passes the uniform number. Shapes: probs [r, V], uniform [r] -> [r]"""
+    """Where the cumulative probability passes the uniform number: never what has none, whatever is rounded.
+
+    A number near 1 may be rounded to 1, which no sum passes: then it is the last that has any.
+
+    Shapes: probs [r, V], uniform [r] -> [r]
+    """
     wide = torch.float64 if probs.device.type in HAVE_DOUBLE else torch.float32
     cumulative = probs.to(wide).cumsum(dim=-1)
     target = uniform[:, None].to(wide) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=probs.shape[1] - 1)
+    places = torch.arange(probs.shape[1], device=probs.device)
+    last = torch.where(probs > 0, places, 0).amax(dim=-1)
+    passed = torch.where((probs > 0) & (cumulative > target), places, probs.shape[1]).amin(dim=-1)
+    return torch.minimum(passed, last)

@@ -168,12 +168,15 @@ def _draw(row: torch.Tensor, p: SamplingParams, u: float) -> int:
         probs = torch.where(probs >= p.min_p * probs.max(), probs, 0.0)
     cumulative = probs.double().cumsum(dim=-1)
     target = torch.tensor(u, dtype=torch.float64, device=row.device) * cumulative[-1]
-    return min(int(torch.searchsorted(cumulative, target, right=True)), probs.shape[0] - 1)
+    place = int(torch.searchsorted(cumulative, target, right=True))
+    # A number near 1 may be rounded to the whole sum, which nothing passes: it is the last that is left.
+    return place if place < probs.shape[0] else int(probs.nonzero()[-1])
 
 
 def _chosen(row: torch.Tensor, p: SamplingParams, u: float, choose: Choose) -> int:
     """The same by a kernel; penalties are in the row already."""
-    settings = torch.tensor([[p.temperature, p.top_p, p.min_p, p.top_k, u, 1.0, 0.0, 0.0]])
+    top_k = min(p.top_k, row.shape[0])
+    settings = torch.tensor([[p.temperature, p.top_p, p.min_p, top_k, u, 1.0, 0.0, 0.0]])
     first, none = torch.zeros(1, dtype=torch.int32), torch.full((1,), -1, dtype=torch.int32)
     return int(choose(row.unsqueeze(0), first, settings, torch.empty(0, row.shape[0], dtype=torch.int32), none))
 

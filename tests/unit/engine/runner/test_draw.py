@@ -177,3 +177,29 @@ def test_greedy_batch_has_nothing_to_draw():
     counts = TokenCounts(CpuDevice(), 4)
     assert plan_draw([request(1, temperature=0.0)], counts) is None
     assert counts.table.shape[0] == 0
+
+
+@pytest.mark.parametrize("number", [1.0 - 2.0**-53, 1.0 - 2.0**-26, 1.0])
+@pytest.mark.parametrize("device_floats", [torch.float64, torch.float32])
+def test_number_that_rounds_to_one_in_single_precision_draws_what_filters_and_masks_leave(
+    monkeypatch, number, device_floats
+):
+    """The last token of the vocabulary is what every row here has had removed."""
+    monkeypatch.setattr("engine.runner.draw.uniform", lambda seed, counter: number)
+    if device_floats is torch.float32:
+        monkeypatch.setattr("engine.kernels.reference_sampling.HAVE_DOUBLE", ())
+    torch.manual_seed(5)
+    logits = torch.randn(5, 300)
+    logits[:, -1] = -30.0
+    logits[4, -1] = 30.0
+    asked = [{"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.5}, {"logit_bias": {299: -1e9}}]
+    requests = [request(row, **params) for row, params in enumerate(asked)]
+    requests.append(request(4, min_tokens=3, stop_token_ids=(299,)))
+    for row, found in enumerate(chosen(logits, requests)):
+        assert found.token_id is not None
+        probs = torch.softmax(logits[row], dim=0)
+        assert found.token_id != 299
+        if row == 0:
+            assert found.token_id in probs.topk(5).indices.tolist()
+        if row == 2:
+            assert probs[found.token_id] >= 0.5 * probs.max()

@@ -136,3 +136,12 @@ def test_row_that_is_not_finite_gives_no_token_and_spares_its_neighbours(bad):
     first, second = sample(rows, [request(temperature=0.0), request(temperature=0.0)])
     assert first.token_id is None
     assert second.token_id == 0
+
+
+@pytest.mark.parametrize("number", [1.0 - 2.0**-53, 1.0])
+@pytest.mark.parametrize("params", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.4}, {"logit_bias": {4: -1e9}}])
+def test_number_that_rounds_to_one_draws_the_last_token_that_is_left(monkeypatch, number, params):
+    monkeypatch.setattr("engine.runner.sampler.uniform", lambda seed, counter: number)
+    logits = [3.0, 1.0, 3.0, 1.0, 0.0]
+    found = sample(torch.tensor([logits]), [request(**params)])[0].token_id
+    assert found == (3 if "logit_bias" in params else 2)
