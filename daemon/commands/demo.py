@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import typer
 
+from daemon.settings_load import variable_of
 from daemon.store.lock import lock_holder
 from daemon.workers.states import WorkerState
 from engine.errors import BayardError, ConfigError, WorkerError
@@ -32,6 +33,9 @@ ANSWER_TOKENS = 48
 READY_LIMIT_S = 120.0
 STOP_LIMIT_S = 45.0
 HTTP_PORT, GRPC_PORT = 8080, 8081
+# What the demo itself decides; of the environment it heeds the ports alone.
+OWN_PORTS = ("http.port", "grpc.port")
+OWN_SETTINGS = (*OWN_PORTS, "state_dir", "run_dir", "admin_socket", "http.host", "grpc.host", "tls.enabled")
 SOCKET_PATH_BYTES = 60  # of a unix socket's 107: the rest is for the names that the daemon adds
 
 
@@ -58,16 +62,21 @@ class Demo:
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.model, self.folder = model, folder
-        self.port, self.grpc_port = free_port(HTTP_PORT), free_port(GRPC_PORT)
+        self.port, self.grpc_port = ports()
         self.url = f"http://127.0.0.1:{self.port}"
         self.settings = folder / "bayard.toml"
         self.where = ["--config", str(self.settings)]
+        own = {variable_of(key) for key in OWN_SETTINGS}
+        self.environment = {name: value for name, value in os.environ.items() if name not in own}
         self.began_mono = time.monotonic()
 
     def run(self, once: bool) -> None:
         # a shell's background jobs begin with SIGINT ignored; SIGHUP comes when the terminal is closed
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _as_interrupt)
+        for name in map(variable_of, OWN_SETTINGS[len(OWN_PORTS) :]):
+            if name in os.environ:
+                say(f"{name} is not heeded: the demo serves this machine, from {self.folder}")
         try:
             self.settings.write_text(self.settings_text())
             with self.daemon() as daemon:
@@ -88,8 +97,11 @@ class Demo:
         return f"""# Written by `bayard demo`; each run writes it anew.
 state_dir = {json.dumps(str(self.folder))}
 run_dir = {json.dumps(str(run_dir))}
+http.host = "127.0.0.1"
 http.port = {self.port}
+grpc.host = "127.0.0.1"
 grpc.port = {self.grpc_port}
+tls.enabled = false
 """
 
     # ------------------------------------------------------------ the daemon
@@ -98,11 +110,18 @@ grpc.port = {self.grpc_port}
     def daemon(self) -> Iterator[subprocess.Popen[bytes]]:
         log = self.folder / "daemon.log"
         say(f"starting the daemon on {self.url} (its log: {log})")
-        command = [sys.executable, "-m", "daemon.cli", "serve", *self.where]
+        # As options too: what an administrator changed in an earlier demo would come before the file.
+        listening = ["--host", "127.0.0.1", "--port", str(self.port), "--grpc-port", str(self.grpc_port)]
+        command = [sys.executable, "-m", "daemon.cli", "serve", *self.where, *listening, "--set", "tls.enabled=false"]
         with log.open("wb") as stream:
             # A session of its own: Ctrl-C reaches this process only, which then stops the daemon properly.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         try:
             self.until(process, "the daemon", lambda: self.get("/healthz") is not None)
@@ -140,7 +159,9 @@ grpc.port = {self.grpc_port}
         if shown:
             print(f"    $ bayard {' '.join(arguments)}", flush=True)
         command = [sys.executable, "-m", "daemon.cli", *arguments, *self.where]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode:
             raise ConfigError(f"`bayard {' '.join(arguments)}` ended with status {done.returncode}; see above.")
         return done.stdout
@@ -264,17 +285,47 @@ def stop(daemon: subprocess.Popen[bytes]) -> None:
         daemon.wait()
 
 
-def free_port(wanted: int) -> int:
+def ports() -> tuple[int, int]:
+    """Of HTTP and gRPC: what the environment names, else the usual ones, else any. Raises: ConfigError"""
+    http, grpc = map(named_port, OWN_PORTS)
+    if http is not None and http == grpc:
+        raise ConfigError(f"HTTP and gRPC are both to have port {http}.", "Name another for one of them.")
+    http = free_port(HTTP_PORT, but=grpc) if http is None else http
+    return http, free_port(GRPC_PORT, but=http) if grpc is None else grpc
+
+
+def named_port(key: str) -> int | None:
+    """Raises: ConfigError for one that the demo cannot have"""
+    name = variable_of(key)
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 2**16):
+        raise ConfigError(f"{name} is {text!r}, which is no port.", "Give a number up to 65535, or unset it.")
+    port = bound_port(int(text))
+    if port is None:
+        raise ConfigError(f"{name} is {text}, and that port is taken or not allowed.", "Name another, or unset it.")
+    return port
+
+
+def free_port(wanted: int, but: int | None = None) -> int:
     """The usual port if nobody has it, else any free one."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise BayardError("no port is free on 127.0.0.1.")
+    found = None if wanted == but else bound_port(wanted)
+    found = bound_port(0) if found is None else found
+    if found is None:
+        raise BayardError("no port is free on 127.0.0.1.")
+    return found
+
+
+def bound_port(port: int) -> int | None:
+    """The port that could be had just now, 0 standing for any; None if it could not."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return None
+        return int(probe.getsockname()[1])
 
 
 def say(what: str) -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from daemon.cli import run
 from daemon.commands import demo
+from daemon.settings_load import load_settings
 from daemon.store.lock import StateLock
 from engine.errors import ConfigError, WorkerError
 
@@ -68,6 +70,66 @@ def test_free_port_when_the_usual_one_is_taken_gives_another() -> None:
         holder.listen()
         taken = holder.getsockname()[1]
         assert demo.free_port(taken) != taken
+
+
+def test_ports_that_the_environment_names_are_the_demos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon hears of them from the demo alone, and whatever else could move it is kept from it."""
+    http, grpc = demo.free_port(0), demo.free_port(0)
+    monkeypatch.setenv("BAYARD_HTTP_PORT", str(http))
+    monkeypatch.setenv("BAYARD_GRPC_PORT", str(grpc))
+    monkeypatch.setenv("BAYARD_STATE_DIR", "/elsewhere")
+    monkeypatch.setenv("BAYARD_HTTP_HOST", "192.0.2.1")
+    monkeypatch.setenv("BAYARD_LOG_LEVEL", "debug")
+    made = demo.Demo(tmp_path / "m.gguf", tmp_path)
+    assert (made.port, made.grpc_port) == (http, grpc)
+    (tmp_path / "settings.json").write_text('{"http.port": 1}')
+    made.settings.write_text(made.settings_text())
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def popen(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        started.append((command, env))
+        return SimpleNamespace(poll=lambda: 0)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(made, "until", lambda *_: None)
+    with made.daemon():
+        pass
+    ((command, env),) = started
+    given = dict(pairwise(command))
+    flags = {"http.port": given["--port"], "grpc.port": given["--grpc-port"], "http.host": given["--host"]}
+    settings = load_settings(made.settings, env, flags)
+    assert (settings.http.port, settings.grpc.port, settings.http.host) == (http, grpc, "127.0.0.1")
+    assert settings.state_dir == tmp_path
+    assert settings.log.level == "debug"
+
+
+@pytest.mark.parametrize("named", ["http", "no", "70000", "-1", "taken", "both"])
+def test_port_that_the_demo_cannot_have_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        value = str(holder.getsockname()[1]) if named == "taken" else named
+        if named == "both":
+            value = str(demo.free_port(0))
+            monkeypatch.setenv("BAYARD_GRPC_PORT", value)
+        monkeypatch.setenv("BAYARD_HTTP_PORT", value)
+        assert run(["demo", "--model", str(model), "--folder", str(tmp_path / "demo"), "--once"]) == 78
+    told = capsys.readouterr().err
+    assert value in told
+    assert ("HTTP and gRPC" if named == "both" else "BAYARD_HTTP_PORT") in told
+
+
+def test_usual_port_that_the_other_has_is_not_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = demo.free_port(0)
+    monkeypatch.setattr(demo, "HTTP_PORT", wanted)
+    monkeypatch.setenv("BAYARD_GRPC_PORT", str(wanted))
+    http, grpc = demo.ports()
+    assert grpc == wanted
+    assert http != wanted
 
 
 def test_settings_when_folder_is_deep_keep_sockets_within_a_unix_path(tmp_path: Path) -> None:
