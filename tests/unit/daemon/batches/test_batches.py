@@ -285,7 +285,10 @@ async def test_full_disk_is_waited_for(
 
     monkeypatch.setattr("daemon.batches.shelf.os.write", limited)
     async with running(services):
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(10):
+            while (await client.batches.retrieve(batch.id)).status == "validating":  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         assert (await client.batches.retrieve(batch.id)).status == "in_progress"
         with pytest.raises(openai.InternalServerError, match="No space left"):
             await client.files.create(file=("x.jsonl", jsonl(line(0))), purpose="batch")
