@@ -49,7 +49,7 @@ class _Scales:
 
     columns: dict[str, Tensor] = field(default_factory=dict)
 
-    def apply(self, role: str, tile: Tensor, first: int, rows: int) -> Tensor:
+    def apply(self, role: str, tile: Tensor, first: int, rows: int) -> None:
         """Shapes: tile [n, K], from the row first on of a matrix of so many rows. Mutates: tile"""
         scale = self.columns.get(input_of(role))
         if scale is not None:
@@ -60,7 +60,6 @@ class _Scales:
             divided = tile[max(0, skipped) :]
             start = max(0, -skipped)
             divided.div_(inner[start : start + len(divided)].unsqueeze(1))
-        return tile
 
 
 @dataclass(slots=True)
@@ -90,6 +89,7 @@ class LayerRounding:
             for tensor in rounded:
                 if input_of(tensor.role) == name:
                     out |= self._stored(tensor, known, scales)
+            del known  # or it would be held while the next is made
         return out
 
     def _known(self, name: str, inputs: LayerInputs | None, scales: _Scales) -> _Known:

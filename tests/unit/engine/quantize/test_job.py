@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from engine.errors import Conflict, InvalidParameter, UnsupportedFormat
 from engine.models import load_model
 from engine.quant.encode import encode
-from engine.quantize import int4_search
+from engine.quantize import int4_search, layer_rounding
 from engine.quantize import job as job_module
 from engine.quantize.compensation import Compensator, compensated_to
 from engine.quantize.int4_search import best_scale, rounded_int4, sample_of
@@ -72,6 +72,23 @@ def test_learning_makes_four_bits_clearly_better_than_rounding_to_the_nearest(tm
         quantize(QuantizeJob(plain, WeightPrecision.INT4, tmp_path / name, text), lambda stage, done, total: None)
         errors.append(float((logits_of(tmp_path / name) - wanted).norm()))
     assert errors[1] < 0.8 * errors[0], errors
+
+
+@pytest.mark.parametrize("precision", WRITTEN)
+def test_rows_are_written_alike_however_many_are_rounded_at_once(
+    precision: WeightPrecision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though what scales a layer's inner width divides rows of the projection before."""
+    plain = llama(tmp_path / "plain")
+    for name in ("whole", "tiles"):
+        quantize(QuantizeJob(plain, precision, tmp_path / name, "some text"), lambda stage, done, total: None)
+        monkeypatch.setattr(layer_rounding, "LEAST_ROWS", 8)
+        monkeypatch.setattr(layer_rounding, "THREAD_ROWS", 40)
+        monkeypatch.setattr(int4_search, "THREAD_TILE_NUMBERS", 12 * 128)
+    for shard in (tmp_path / "whole").glob("*.safetensors"):
+        whole, tiles = load_file(shard), load_file(tmp_path / "tiles" / shard.name)
+        assert set(whole) == set(tiles)
+        assert all(torch.equal(whole[name].view(torch.uint8), tiles[name].view(torch.uint8)) for name in whole)
 
 
 def test_groups_are_as_asked_and_finer_ones_are_nearer(tmp_path: Path) -> None:
