@@ -130,7 +130,7 @@ def test_killed_daemon_leaves_nobody_and_starts_again(faked: Daemon, key: str) -
     assert not stream.join().done, "the connection broke off"
     deadline = time.monotonic() + 5
     while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < deadline, [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        assert time.monotonic() < deadline, [pid for pid in pids if psutil.pid_exists(pid)]
         time.sleep(0.02)
     faked.start()
     faked.until_serving()
