@@ -18,7 +18,9 @@ _STOP_S = 10.0
 
 
 def run_module(module: str, words: list[str], progress_on_stderr: bool = False) -> dict[str, Any]:
-    """The last JSON object that it printed. Ctrl-C reaches it too, and what else ends this process stops it.
+    """The last JSON object that it printed. What ends this process stops it.
+
+    It is of a group of its own: a terminal's Ctrl-C would come in the midst of its imports, for it to tell a trace.
 
     Blocks: until it has ended; killed if it does not stop in time
     Raises: the BayardError that it printed; HardwareError when it died without one; SystemExit, see told_to_end
@@ -27,7 +29,10 @@ def run_module(module: str, words: list[str], progress_on_stderr: bool = False) 
     last: dict[str, Any] = {}
     errors = subprocess.PIPE if progress_on_stderr else None
     command = [sys.executable, "-m", module, *words]
-    with told_to_end(), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as p:
+    with (
+        told_to_end(),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0) as p,
+    ):
         try:
             told = p.stderr if progress_on_stderr else p.stdout
             assert told is not None

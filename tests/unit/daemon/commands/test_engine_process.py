@@ -18,14 +18,22 @@ import os, signal, sys, time
 from pathlib import Path
 from engine.quantize.words import run
 
+def begun(words):
+    here = Path(words[0])
+    here.with_suffix(".new").write_text(str(os.getpid()))
+    here.with_suffix(".new").rename(here)
+
+if "--importing" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which would end it before its trace is told
+    begun(sys.argv[1:])
+    time.sleep(30)
+
 def main(words):
     if "--deaf" in words:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     print('{"stage": "slow", "done": 1, "total": 2}', flush=True)
-    here = Path(words[0])
-    here.with_suffix(".new").write_text(str(os.getpid()))
-    here.with_suffix(".new").rename(here)
+    begun(words)
     while True:
         if "--chatty" in words:
             print('{"stage": "slow", "done": 1, "total": 2}', flush=True)
@@ -55,6 +63,7 @@ def begun(tmp_path: Path, *words: str, stop_s: float = 10.0) -> tuple[subprocess
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=0,
     )
     until(told.exists)
     return process, int(told.read_text())
@@ -85,8 +94,18 @@ def test_command_told_to_end_stops_its_child(tmp_path: Path, number: signal.Sign
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("words", [[], ["--importing"]], ids=["at work", "importing"])
+def test_ctrl_c_on_a_terminal_leaves_no_trace(tmp_path: Path, words: list[str]) -> None:
+    process, child = begun(tmp_path, *words, stop_s=0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=8)
+    assert process.returncode == 130
+    assert is_gone(child)
+    assert "Traceback" not in errors
+
+
 def test_ctrl_c_that_the_child_hears_too_leaves_no_trace(tmp_path: Path) -> None:
-    """As on a terminal: both get it, and the command stops the child besides."""
+    """However often it is told to end, and by whom."""
     process, child = begun(tmp_path)
     for pid in (child, process.pid, child):
         os.kill(pid, signal.SIGINT)
