@@ -12,7 +12,7 @@ from engine.models.checkpoint import Progress
 from engine.models.rounding import OutlierSet, input_of
 from engine.quantize.int4_search import InputSample, RunningSample
 from engine.quantize.kv_form import best_scales
-from engine.quantize.outliers import RunningOutliers
+from engine.quantize.outliers import THRESHOLD, RunningOutliers
 from engine.quantize.text_pass import learning_steps, pass_through, window_tokens, windows_of
 from engine.spec.model_spec import ModelSpec
 from engine.spec.precision import WeightPrecision
@@ -38,10 +38,11 @@ def learn(
     capabilities: frozenset[str] = frozenset(),
     *,
     kv: str = "",
+    threshold: float = THRESHOLD,
 ) -> None:
     """Run the text through the model, a layer held at a time; done(layer, inputs), who owns them then, in order.
 
-    kv: the cache that multipliers are learnt for too; "": none
+    kv: the cache that multipliers are learnt for too; "": none. threshold: of outliers, times an input's usual size
     Blocks: for one forward and all that done does
     """
     samples: dict[str, RunningSample] = {}
@@ -54,7 +55,7 @@ def learn(
     def passed(layer: int) -> None:
         found = LayerInputs(
             {name: running.found() for name, running in samples.items()},
-            {name: running.found() for name, running in outliers.items()},
+            {name: running.found(threshold) for name, running in outliers.items()},
             best_scales(steps[0].kv_views[layer], kv) if kv else None,
         )
         for kept in (samples, outliers, shown_by):
@@ -73,3 +74,27 @@ def learn(
             samples.setdefault(name, RunningSample(total)).add(x)
 
     pass_through(spec, steps, device, dtype, watch, passed, progress, capabilities)
+
+
+def learn_outliers(
+    spec: ModelSpec,
+    tokens: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    threshold: float = THRESHOLD,
+    capabilities: frozenset[str] = frozenset(),
+) -> dict[tuple[int, str], OutlierSet]:
+    """By layer and input; at most OUTLIER_COLUMNS columns, the largest first where there are more.
+
+    Blocks: for as long as reading the checkpoint and one forward take
+    """
+    found: dict[tuple[int, str], OutlierSet] = {}
+
+    def done(layer: int, inputs: LayerInputs) -> None:
+        found.update({(layer, name): known for name, known in inputs.outliers.items()})
+
+    precision = WeightPrecision.INT8_MIXED
+    learn(spec, tokens, precision, device, dtype, done, progress, capabilities, threshold=threshold)
+    return found

@@ -9,7 +9,7 @@ import torch
 from engine.errors import BayardError
 from engine.models.checkpoint import Progress
 from engine.models.rounding import Rounding
-from engine.quantize.outliers import learn_outliers
+from engine.quantize.learning import learn_outliers
 from engine.quantize.text_file import first_tokens
 from engine.quantize.texts import calibration_text
 from engine.spec.model_spec import ModelSpec

@@ -6,47 +6,13 @@ Source: the predictor of MixQ (SC'24), whose threshold of 6 is for activations o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from engine.models.checkpoint import Progress
-from engine.models.rounding import OutlierSet, input_of
-from engine.quantize.text_pass import learning_steps, pass_through, window_tokens, windows_of
-from engine.spec.model_spec import ModelSpec
+from engine.models.rounding import OutlierSet
 
 OUTLIER_COLUMNS = 128
 THRESHOLD = 6.0  # times the root mean square of an input's numbers
-
-
-def learn_outliers(
-    spec: ModelSpec,
-    tokens: Sequence[int],
-    device: torch.device,
-    dtype: torch.dtype,
-    progress: Progress,
-    *,
-    threshold: float = THRESHOLD,
-    capabilities: frozenset[str] = frozenset(),
-) -> dict[tuple[int, str], OutlierSet]:
-    """By layer and input; at most OUTLIER_COLUMNS columns, the largest first where there are more.
-
-    Blocks: for as long as reading the checkpoint and one forward take
-    """
-    seen: dict[tuple[int, str], RunningOutliers] = {}
-    shown_by: dict[tuple[int, str], str] = {}  # some inputs are those of two projections, and shown by each
-
-    def watch(roles: list[str], layer: int, x: Tensor) -> None:
-        if roles[0] != "router":
-            key = (layer, input_of(roles[0]))
-            if shown_by.setdefault(key, roles[0]) == roles[0]:
-                seen.setdefault(key, RunningOutliers()).add(x)
-
-    windows = windows_of(tokens, window_tokens(spec))
-    steps = learning_steps(spec, windows, device, dtype, whole_cache=False)
-    pass_through(spec, steps, device, dtype, watch, lambda layer: None, progress, capabilities)
-    return {key: running.found(threshold) for key, running in seen.items()}
 
 
 class RunningOutliers:

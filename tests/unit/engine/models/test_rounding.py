@@ -15,7 +15,8 @@ from engine.messages import Knobs, SamplingParams, Submit, WorkerConfig
 from engine.models import Model
 from engine.models.rounding import NOWHERE, OutlierSet, Rounding
 from engine.quant.quant_tensor import QuantTensor
-from engine.quantize.outliers import learn_outliers, outlying
+from engine.quantize.learning import learn_outliers
+from engine.quantize.outliers import outlying
 from engine.spec import read_spec
 from engine.spec.precision import WeightPrecision
 from tests.fakes.quantised_checkpoints import llama
