@@ -115,9 +115,9 @@ class Implementation:
     run: Callable[..., Any]  # may be a Deferred, which select resolves
     pack: Callable[[Any], Any] | None = None  # linear, embedding, experts: the weight in the form run wants
     detail: str = ""  # for people: instruction set, tile form
-    asks_device: bool = False  # reads lengths on the host, so a step with it cannot be recorded and replayed
     codes: CodedInput | Deferred | None = None  # linear: select resolves it
-    captured_rows: int | None = None  # of more rows than these it asks the device; None: of any number it does not
+    # A step of more rows asks the device, and cannot be recorded and replayed. 0: any step; None: none
+    captured_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

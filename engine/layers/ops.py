@@ -25,8 +25,7 @@ class Ops:
     def __init__(self, query: OpQuery) -> None:
         self.query = query
         self.kernels: dict[str, str] = {}  # op, with its weight kind if it has one -> what was chosen and why
-        self.asks_device = False  # some kernel reads lengths on the host
-        self.captured_rows: int | None = None  # some kernel does in a step of more rows
+        self.captured_rows: int | None = None  # the least that an Implementation has
         self._on_reference: list[str] = []
         self.held: dict[str, str] = {}  # kinds that are held as another one -> that one
         self._few: dict[str, Callable[..., Any]] = {}
@@ -166,9 +165,14 @@ class Ops:
 
         return both
 
+    @property
+    def asks_device(self) -> bool:
+        """Whether some kernel does in any step."""
+        return self.captured_rows == 0
+
     def _heed(self, captured_rows: int | None) -> None:
-        if captured_rows is not None:
-            self.captured_rows = min(self.captured_rows or captured_rows, captured_rows)
+        known = [rows for rows in (self.captured_rows, captured_rows) if rows is not None]
+        self.captured_rows = min(known, default=None)
 
     def _plain(self, op: str) -> Callable[..., Any]:
         return self._chosen(op, op, self.query).run
@@ -181,7 +185,6 @@ class Ops:
         impl = registry.select(op, query)
         if label not in self.kernels:
             self.kernels[label] = registry.why(op, query)
-            self.asks_device |= impl.asks_device
             self._heed(impl.captured_rows)
             if impl.name == "reference":
                 self._on_reference.append(label)

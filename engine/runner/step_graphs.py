@@ -31,6 +31,7 @@ log = logging.getLogger("bayard.engine")
 SEQUENCES = (2, 16, 64)  # of a graph, one of which at least is for rows left over
 EXTRA_ROWS = (8, 24, 64, 128, 192, 256)  # of a graph, beyond one a sequence
 MANY_ROWS = (384, 512, 768, 1024, 1536, 2048)  # the same, where the host takes longer than the device
+ALL_ROWS = EXTRA_ROWS + MANY_ROWS
 HOST_BOUND = 1.05  # a step may take so many times what launching it takes, to count as one the device waits for
 MEMORY_LEFT = 1 << 30  # bytes that large graphs leave to steps that run eagerly
 MOST_LOGITS = 96  # rows whose logits are wanted, or as many as there are sequences
@@ -45,17 +46,22 @@ class StepSize:
     rows: int
 
     @property
+    def extra(self) -> int:
+        """Rows beyond one a sequence."""
+        return self.rows - self.sequences
+
+    @property
     def logits(self) -> int:
         return min(self.rows, max(MOST_LOGITS, self.sequences))
 
 
-SIZES = tuple(StepSize(count, count + extra) for count in SEQUENCES for extra in EXTRA_ROWS + MANY_ROWS)
+SIZES = tuple(StepSize(count, count + extra) for count in SEQUENCES for extra in ALL_ROWS)
 
 
 def size_for(tokens: int, sequences: int, logits: int) -> StepSize | None:
     """The smallest that such a step fits, with a sequence and a row or more left over. None: it is too large."""
     count = next((count for count in SEQUENCES if count > sequences), None)
-    extra = next((extra for extra in EXTRA_ROWS + MANY_ROWS if extra >= tokens - sequences), None)
+    extra = next((extra for extra in ALL_ROWS if extra >= tokens - sequences), None)
     if count is None or extra is None:
         return None
     size = StepSize(count, count + extra)
@@ -107,9 +113,9 @@ class StepGraphs:
     def missing(self, max_running: int, max_tokens: int) -> StepSize | None:
         """The largest size that is not captured yet, of those that steps of so many requests and tokens can use."""
         most = next((count for count in SEQUENCES if count > max_running), SEQUENCES[-1])
-        extra = next((extra for extra in EXTRA_ROWS + MANY_ROWS if extra >= max_tokens - 1), MANY_ROWS[-1])
+        extra = next((extra for extra in ALL_ROWS if extra >= max_tokens - 1), ALL_ROWS[-1])
         for size in reversed(SIZES):
-            useful = size.sequences <= most and size.rows - size.sequences <= extra and size.rows <= self._most_rows
+            useful = size.sequences <= most and size.extra <= extra and size.rows <= self._most_rows
             if useful and size not in self._captured and size not in self._left_out:
                 return size
         return None
@@ -203,10 +209,10 @@ class StepGraphs:
             batch.token_ids = token_ids
             return self._step(batch, slots, pool)
 
-        many = size.rows - size.sequences > EXTRA_ROWS[-1]
-        token_ids.copy_(torch.arange(size.rows, device=token_ids.device) % FEW_IDS)  # experts share these
-        if many and (not self._is_host_bound(run) or self._device.free_bytes() < MEMORY_LEFT):
-            return None
+        if size.extra in MANY_ROWS:
+            token_ids.copy_(torch.arange(size.rows, device=token_ids.device) % FEW_IDS)  # experts share these
+            if self._device.free_bytes() < MEMORY_LEFT or not self._is_host_bound(run):
+                return None
         graph, picked, self._memory = self._device.capture_graph(run, self._memory)
         return _Captured(graph, host, device, picked, self._device.mark(), batch)
 
