@@ -19,29 +19,38 @@ class PaddedRows:
     numbers: torch.Tensor
     rows: int  # M
 
+    @property
+    def own(self) -> torch.Tensor:
+        """Without the zeros. Shapes: [M, K]"""
+        return self.numbers[: self.rows]
+
+
+def _to_be_filled(like: torch.Tensor, width: int) -> PaddedRows:
+    """As many rows as like, of that width, with the zeros behind them there."""
+    rows = like.shape[0]
+    numbers = like.new_empty(rows + -rows % PAD_ROWS, width)
+    numbers[rows:].zero_()
+    return PaddedRows(numbers, rows)
+
 
 def norm(
     x: torch.Tensor, residual: torch.Tensor | None, scale: torch.Tensor, eps: float, weight: torch.Tensor
 ) -> tuple[PaddedRows, torch.Tensor | None]:
     """Of the sum with a residual where there is one, and that sum. Shapes: x, residual [M, K]; scale [K]"""
-    rows, width = x.shape
-    numbers = x.new_empty(rows + -rows % PAD_ROWS, width)
-    numbers[rows:].zero_()
+    made = _to_be_filled(x, x.shape[1])
     total = None
     if residual is None:
-        rms_norm(x, scale, eps, numbers[:rows])
+        rms_norm(x, scale, eps, made.own)
     else:
-        _, total = add_rms_norm(x, residual, scale, eps, numbers[:rows])
-    return PaddedRows(numbers, rows), total
+        _, total = add_rms_norm(x, residual, scale, eps, made.own)
+    return made, total
 
 
 def gate(gate_up: torch.Tensor, activation: str, weight: torch.Tensor) -> PaddedRows:
     """Shapes: gate_up [M, 2K]"""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    numbers = gate_up.new_empty(rows + -rows % PAD_ROWS, width)
-    numbers[rows:].zero_()
-    (silu_mul if activation == "silu" else gelu_mul)(gate_up, numbers[:rows])
-    return PaddedRows(numbers, rows)
+    made = _to_be_filled(gate_up, gate_up.shape[1] // 2)
+    (silu_mul if activation == "silu" else gelu_mul)(gate_up, made.own)
+    return made
 
 
 def run(made: PaddedRows, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
