@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from bench.ceilings import RATES
 from bench.kernel_timing import copies_for, microseconds
-from engine.kernels.triton.coded import CodedWeight, coded
+from engine.kernels.triton.coded import SQUARE, CodedWeight, coded
 from engine.kernels.triton.quant_gemm import dequantised
 from engine.quant.coded_tensor import CodedTensor
-from engine.quant.encode import encode
+from engine.quant.encode import E4M3_MAX, encode
 
 Item = TypeVar("Item")
 COMPILERS = 12
 TURNS = 3  # of what is compared with something else
-COPY_BYTES_S = 4.2e12  # of an H200
 
 
 class Bench:
@@ -31,7 +31,7 @@ class Bench:
         self.device = torch.device(arguments.device)
         self.kinds: list[str] = arguments.kinds
         self.sweep: bool = arguments.sweep
-        self.copy_bytes_s = COPY_BYTES_S
+        self.copy_bytes_s = RATES["NVIDIA H200"].copy_bytes_s
         self.scale: int = arguments.scale
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float16
         self.found: dict[str, tuple[str, tuple[int, ...]]] = {}  # for engine.kernels.triton.tuned
@@ -104,13 +104,13 @@ def plain_copies(weight: Tensor) -> list[Tensor]:
     return [weight, *(weight.clone() for _ in range(copies_for(weight.numel() * weight.element_size()) - 1))]
 
 
-def in_blocks(plain: Tensor, size: int = 128) -> CodedTensor:
-    """E4M3 with one multiplier for size x size numbers, as checkpoints have it."""
+def in_blocks(plain: Tensor) -> CodedTensor:
+    """E4M3 with one multiplier for SQUARE x SQUARE numbers, as checkpoints have it."""
     rows, depth = plain.shape
-    blocks = plain.float().view(rows // size, size, depth // size, size)
-    scales = blocks.abs().amax(dim=(1, 3)) / 448.0
+    blocks = plain.float().view(rows // SQUARE, SQUARE, depth // SQUARE, SQUARE)
+    scales = blocks.abs().amax(dim=(1, 3)) / E4M3_MAX
     codes = (blocks / scales[:, None, :, None]).view(rows, depth).to(torch.float8_e4m3fn).view(torch.uint8)
-    return CodedTensor("fp8", (rows, depth), codes, scales.repeat_interleave(size, dim=0))
+    return CodedTensor("fp8", (rows, depth), codes, scales.repeat_interleave(SQUARE, dim=0))
 
 
 def truth(x: Tensor, weight: CodedWeight) -> Tensor:

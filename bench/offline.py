@@ -130,9 +130,10 @@ def measure(engine: OfflineEngine, arguments: argparse.Namespace, vocab_size: in
             show(fig="profile", of="prefill", tokens=tokens, **parts)
     if "throughput" in arguments.do:
         count = arguments.nreq
-        inputs, outputs = run_lengths(count)
         if arguments.longin:
             inputs, outputs = [arguments.longin] * count, [arguments.longout] * count
+        else:
+            inputs, outputs = run_lengths(count)
         seconds, produced = engine.run([prompt(tokens) for tokens in inputs], outputs)
         show(
             fig="throughput",
