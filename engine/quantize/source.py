@@ -124,6 +124,7 @@ class Source:
             if of != index or (roles is not None and role not in roles) or role in self._left_out:
                 continue
             stored = self._checkpoint.matrix(role, of)
+            self._checkpoint.doubt(stored, role, of)
             name = self._name(role, of)
             rounded = index is not None and is_rounded(role) and name.endswith(".weight") and len(stored.shape) == 2
             rounded = rounded and not self._keeps_matrices

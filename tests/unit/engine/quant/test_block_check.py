@@ -15,7 +15,10 @@ from engine.models import load_model
 from engine.models.checkpoint import MappedCheckpoint
 from engine.quant.block_check import HALVES, has_bad_multiplier
 from engine.quant.quant_tensor import QuantTensor
+from engine.quantize import job as job_module
+from engine.quantize.job import QuantizeJob, quantize
 from engine.spec import read_spec
+from engine.spec.precision import WeightPrecision
 from tests.fakes.gguf_models import write_gguf
 
 KINDS = [kind for kind in COMPUTABLE_TYPES if kind not in PLAIN_TYPES]
@@ -42,7 +45,7 @@ def test_each_multiplier_that_is_no_number_is_found(kind: str) -> None:
             assert kind == "MXFP4" or not weight.dequantize().isfinite().all()
 
 
-def test_file_with_a_multiplier_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_file_with_a_multiplier_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformers.LlamaConfig(
         vocab_size=99,
         hidden_size=64,
@@ -62,6 +65,11 @@ def test_file_with_a_multiplier_that_is_no_number_is_refused(tmp_path: Path) -> 
         file.write(b"\x7e")
     with pytest.raises(UnsupportedFormat, match=f"{info.name} holds blocks whose multipliers are not numbers"):
         load_model(read_spec(path), "cpu", torch.float32, lambda done, total: None)
+    monkeypatch.setattr(job_module, "write_beside", lambda spec, folder, config: None)  # it has no tokenizer
+    job = QuantizeJob(path, WeightPrecision.INT8, tmp_path / "out", "")
+    with pytest.raises(UnsupportedFormat, match=f"{info.name} holds blocks whose multipliers are not numbers"):
+        quantize(job, lambda stage, done, total: None)
+    assert [found.name for found in tmp_path.iterdir()] == ["model.gguf"], "nothing is left of it"
 
 
 def test_what_a_device_was_asked_is_told_at_the_end() -> None:
