@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -38,7 +40,10 @@ class StillClock(Clock):
 
 
 class FakeAdmin(httpx.AsyncBaseTransport):
-    """answers: by path. down: nobody listens. refusals: status and body by path. posts: what was written."""
+    """answers: by path. down: nobody listens. refusals: status and body by path. posts: what was written.
+
+    hangs: whether a question is never answered, and never fails
+    """
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = deepcopy(answers)
@@ -47,9 +52,12 @@ class FakeAdmin(httpx.AsyncBaseTransport):
         self.requests = 0
         self.down = False
         self.silent = False
+        self.hangs: Callable[[], bool] = lambda: False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.requests += 1
+        if self.hangs():
+            await asyncio.Event().wait()
         if self.down:
             raise httpx.ConnectError("[Errno 2] No such file or directory")
         if self.silent:
